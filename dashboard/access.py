@@ -1,19 +1,36 @@
-"""The role a page names in its menu. What a role may do is decided in
-:mod:`runs.queries.selectors`."""
+"""The role of a user, as shown in the menu, and lookups that pages and API share.
+
+:mod:`runs.permissions` decides what a role can do.
+"""
 
 from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.shortcuts import get_object_or_404
+
+from runs.models import Replica, ReplicaAttempt, Run
+from runs.queries.replicas import attempts_of, replicas_of
 
 ROLES = ("admin", "operator", "viewer")
-"""Django groups, strongest first."""
+"""Names of the Django groups, strongest first."""
 
 
 def role_of(user: AbstractBaseUser | AnonymousUser) -> str:
-    """The strongest role of ``user``; '' for somebody without any. A superuser is an admin."""
+    """The strongest role of ``user``, '' if none. A superuser is an admin."""
     if not isinstance(user, User):
         return ""
     if user.is_superuser:
         return "admin"
     groups = set(user.groups.values_list("name", flat=True))
     return next((role for role in ROLES if role in groups), "")
+
+
+def replica_or_404(run: Run, number: int) -> Replica:
+    replica = get_object_or_404(replicas_of(run), number=number)
+    replica.run = run
+    return replica
+
+
+def attempt_or_404(run: Run, number: int, attempt: int) -> ReplicaAttempt:
+    """The attempt of the replica ``number``."""
+    return get_object_or_404(attempts_of(run), replica__number=number, number=attempt)

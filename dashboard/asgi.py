@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.asgi import get_asgi_application
 
-# Static files come as small synchronous streams; Django reads them at once and warns of it.
+# Django warns about static files, which are small synchronous streams that it reads at once.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
@@ -23,27 +23,27 @@ from django.urls import get_resolver  # noqa: E402
 
 from dashboard.checks import at_start  # noqa: E402
 from dashboard.live.handler import LiveHandler, is_live  # noqa: E402
-from dashboard.logging import dress  # noqa: E402
+from dashboard.logging import configure_handlers  # noqa: E402
 from dashboard.security.proxies import TrustedProxies, parse_networks  # noqa: E402
 from dashboard.security.request_bodies import BoundedBodies  # noqa: E402
 from executors.loading import warm_up  # noqa: E402
 
 for _name in ("uvicorn", "uvicorn.access"):
-    dress(logging.getLogger(_name), settings.LOG_FORMAT)
+    configure_handlers(logging.getLogger(_name), settings.LOG_FORMAT)
 
 at_start()
 _live = LiveHandler()
 
-# What is loaded by now stays. The collector would look at all of it once in a while, in the midst
-# of a request, which then takes 100 ms longer.
+# Exclude everything loaded so far from garbage collection. Otherwise the collector scans it now and
+# then during a request, which delays that request by 100 ms.
 _ = get_resolver().url_patterns
 gc.collect()
 gc.freeze()
-warm_up()  # the clients of backends, in the background: they take seconds to import
+warm_up()  # import the client libraries of the backends in the background: it takes seconds
 
 
 async def _route(scope: Any, receive: Any, send: Any) -> None:
-    """Live streams have a handler of their own, everything else is Django's."""
+    """Send live streams to their own handler, everything else to Django."""
     await (_live if is_live(scope) else _pages)(scope, receive, send)
 
 

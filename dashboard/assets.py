@@ -1,6 +1,6 @@
-"""Which files of ``static/`` are served: all but the modules ``static/dist/app.js`` is made of.
+"""Static files to serve: all of ``static/`` but the modules that ``static/dist/app.js`` combines.
 
-With ``ARCHIPELAGO_DEBUG`` Django's own finder is used, and pages load the modules themselves.
+With ``ARCHIPELAGO_DEBUG`` Django's own finder serves the modules too, and pages load them directly.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from django.contrib.staticfiles.finders import FileSystemFinder
 
 SOURCES = "js"
-"""Folder in ``static/``."""
+"""Folder of the modules in ``static/``."""
 
 
 class ShippedFinder(FileSystemFinder):
-    """Lists what is served, as WhiteNoise asks for it once when the server starts.
+    """List the files to serve. WhiteNoise calls this once when the server starts.
 
     https://docs.djangoproject.com/en/5.2/ref/contrib/staticfiles/#finders-module
     """

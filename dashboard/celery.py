@@ -1,4 +1,4 @@
-"""The Celery application. Tasks live in :mod:`runs.tasks`; beat's schedule is here."""
+"""The Celery application and the schedule of beat. The tasks are in :mod:`runs.tasks`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 app = Celery("archipelago")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["runs"])
-# Three workers (dashboard.server.commands): what controls runs waits for nothing else.
+# Three workers (dashboard.server.commands), so that run control never waits for other tasks.
 CONTROL, INGEST, DEFAULT = "control", "ingest", "celery"
 app.conf.task_default_queue = DEFAULT
 app.conf.task_routes = {
@@ -31,41 +31,26 @@ app.conf.task_routes = {
     "runs.tasks.ingest_run": {"queue": INGEST},
     "runs.tasks.write_bucket": {"queue": INGEST},
 }
+# Entry: its task, the interval, and the age at which a message expires, both in seconds, so that a
+# worker that was down does not process a backlog of old ticks.
+_SCHEDULE: dict[str, tuple[str, float, int]] = {
+    "reconcile": ("reconcile_active", 1.0, 5),
+    "ingest": ("ingest_active", 1.0, 5),
+    "launch": ("beat_launch", 5.0, 5),
+    "webhooks": ("webhooks_due", 10.0, 10),
+    "uploads": ("forget_uploads", 3600.0, 600),
+    "reap": ("reap", 60.0, 30),
+}
 app.conf.beat_schedule = {
-    # Messages expire, so that a worker that was away does not work off a pile of old ticks.
-    "reconcile": {
-        "task": "runs.tasks.reconcile_active",
-        "schedule": 1.0,
-        "options": {"expires": 5},
-    },
-    "ingest": {
-        "task": "runs.tasks.ingest_active",
-        "schedule": 1.0,
-        "options": {"expires": 5},
-    },
-    "launch": {
-        "task": "runs.tasks.beat_launch",
-        "schedule": 5.0,
-        "options": {"expires": 5},
-    },
-    "webhooks": {
-        "task": "runs.tasks.webhooks_due",
-        "schedule": 10.0,
-        "options": {"expires": 10},
-    },
-    "uploads": {
-        "task": "runs.tasks.forget_uploads",
-        "schedule": 3600.0,
-        "options": {"expires": 600},
-    },
-    "reap": {"task": "runs.tasks.reap", "schedule": 60.0, "options": {"expires": 30}},
+    name: {"task": f"runs.tasks.{task}", "schedule": every_s, "options": {"expires": expires_s}}
+    for name, (task, every_s, expires_s) in _SCHEDULE.items()
 }
 
 
 @worker_process_init.connect
 def _limit_memory(**_: Any) -> None:
-    """A process that reads records has a bound, so that a record which needs more memory fails
-    with MemoryError in its own process. Only the ingest worker sets the variable."""
+    """Limit the memory of a process that reads records: a record that needs more fails with
+    MemoryError in its own process. Only the ingest worker sets the variable."""
     limit_mb = int(os.environ.get("ARCHIPELAGO_PROCESS_MB", "0"))
     if limit_mb:
         limit = limit_mb * 1024 * 1024
@@ -74,13 +59,13 @@ def _limit_memory(**_: Any) -> None:
 
 @after_setup_logger.connect
 @after_setup_task_logger.connect
-def _dress(logger: logging.Logger, **_: Any) -> None:
-    """A worker brings handlers of its own."""
+def _configure_logging(logger: logging.Logger, **_: Any) -> None:
+    """Replace the format of the handlers that a worker installs."""
     from django.conf import settings
 
-    from dashboard.logging import dress
+    from dashboard.logging import configure_handlers
 
-    dress(logger, settings.LOG_FORMAT)
+    configure_handlers(logger, settings.LOG_FORMAT)
 
 
 @worker_init.connect
@@ -95,19 +80,19 @@ def _check(**_: Any) -> None:
 
 
 def _check_schema() -> None:
-    """Workers and beat of two versions never work on one database: see docs/operations.md."""
-    from runs.schema import NewerSchema, wait_for_schema
+    """Prevent workers and beat of two versions on one database: see docs/operations.md."""
+    from runs.schema import IncompatibleSchema, wait_for_schema
 
     try:
         wait_for_schema()
-    except NewerSchema as error:
+    except IncompatibleSchema as error:
         raise SystemExit(f"archipelago: {error}") from None
 
 
 @worker_process_init.connect
 def _load(**_: Any) -> None:
-    """In each process after the fork, because a thread that imports must not be alive at a fork;
-    only what is in use, because each process pays for it in memory."""
+    """Import client libraries of backends in each process after the fork, because no importing
+    thread may be alive during a fork; only those in use, because each process pays in memory."""
     from executors.loading import warm_up
     from runs.backends.executors import backends_in_use
 

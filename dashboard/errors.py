@@ -1,8 +1,8 @@
-"""What error pages and reports may show.
+"""Redaction of error pages and error reports.
 
-Django hides settings and headers by their names, and variables of functions only where ``DEBUG`` is
-off and the function says so. Here it is the same with ``DEBUG``, and whatever holds a secret that
-this process has opened is hidden by its value: :mod:`runs.redaction`.
+By default Django hides settings and headers by name, and local variables only if ``DEBUG`` is off
+and the function is marked. Here the same applies with ``DEBUG``, and every value that contains a
+secret of this process is redacted: :mod:`runs.redaction`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SENT = re.compile(r"(?i)secret|token|key|password|kubeconfig|connection_string|
 
 
 class SecretFilter(SafeExceptionReporterFilter):
-    # URLs of database and broker hold passwords.
+    # The URLs of database and broker contain passwords.
     hidden_settings = re.compile(
         SafeExceptionReporterFilter.hidden_settings.pattern + "|URL|BROKER|DATABASE", flags=re.I
     )
@@ -31,11 +31,11 @@ class SecretFilter(SafeExceptionReporterFilter):
         return True
 
     def get_post_parameters(self, request: HttpRequest | None) -> dict[str, Any]:
-        found = super().get_post_parameters(request)
+        parameters = super().get_post_parameters(request)
         hidden = self.cleansed_substitute
         return {
-            name: hidden if _SENT.search(name) else self.cleanse_setting(name, found[name])
-            for name in found
+            name: hidden if _SENT.search(name) else self.cleanse_setting(name, parameters[name])
+            for name in parameters
         }
 
     def get_traceback_frame_variables(
@@ -46,7 +46,7 @@ class SecretFilter(SafeExceptionReporterFilter):
 
 
 class SecretReporter(ExceptionReporter):
-    """The page, with what exceptions say in it."""
+    """Error pages with redacted exception messages."""
 
     def get_traceback_html(self) -> SafeString:
         return mark_safe(redact(super().get_traceback_html()))  # noqa: S308 -- the page itself
@@ -56,7 +56,7 @@ class SecretReporter(ExceptionReporter):
 
 
 class _Shown:
-    """Stands for a value on the page, which prints its ``repr``."""
+    """Placeholder of a value: the page prints its ``repr``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -69,6 +69,6 @@ def _without_secrets(value: Any) -> Any:
     try:
         text = pformat(value)
     except Exception:
-        return value  # the page says so itself
-    struck_out = redact(text)
-    return value if struck_out == text else _Shown(struck_out)
+        return value  # the page handles the failing repr itself
+    redacted = redact(text)
+    return value if redacted == text else _Shown(redacted)

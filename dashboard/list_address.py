@@ -1,8 +1,7 @@
-"""The address of a runs list: query, order, columns and whether differing settings are columns.
+"""The address of a runs list: query, order, columns, and whether to show differing settings.
 
-All that decides what the list shows is in it, so that any list can be pasted, saved as a view, and
-come back to. What is usual is left out; what an address has beside it (a page, a selection) is not
-of the list.
+It holds everything that decides what the list shows, so that a list can be shared, saved as a view,
+and restored. Default values are left out; the page and the selection are not part of it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ListAddress:
 
     @classmethod
     def of(cls, values: QueryDict) -> Self:
-        """Columns come as one word with commas, or as often as a form's boxes are ticked."""
+        """Parse query parameters. Columns are comma-separated, or repeated by form checkboxes."""
         return cls(
             query=values.get("q", "").strip(),
             order=Order.of(values.get("sort", NEWEST)),
@@ -37,7 +36,7 @@ class ListAddress:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Of what stands behind the question mark of an address."""
+        """Parse a query string."""
         return cls.of(QueryDict(text.removeprefix("?")))
 
     @classmethod
@@ -50,10 +49,11 @@ class ListAddress:
         )
 
     def but(self, **changes: Any) -> Self:
+        """A copy with changes."""
         return replace(self, **changes)
 
     def __str__(self) -> str:
-        """Of the first page; relative, so that it is ``?`` at least."""
+        """The query string of the first page; at least ``?``, so that it works as a link."""
         values = {
             "q": self.query,
             "sort": "" if str(self.order) == NEWEST else str(self.order),

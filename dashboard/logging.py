@@ -1,11 +1,11 @@
-"""How log lines are written: text for people, or one JSON document a line for machines.
+"""Format of the log: text, or one JSON document per line.
 
-``ARCHIPELAGO_LOG_FORMAT=json`` chooses the latter. A document has ``at`` (UTC), ``level``,
-``logger``, ``message``, ``process``, ``exception`` where there is one, and ``run``, ``replica`` and
-``round`` where it is about them: as the call says (``extra={"run": ...}``) or as the task does
-(:mod:`runs.log_context`). Secrets are struck out of both (:mod:`runs.redaction`).
+``ARCHIPELAGO_LOG_FORMAT=json`` selects JSON. A document has ``at`` (UTC), ``level``, ``logger``,
+``message``, ``process``, ``exception`` if there is one, and ``run``, ``replica`` and ``round`` if
+it concerns them. These come from the call (``extra={"run": ...}``) or from the task
+(:mod:`runs.log_context`). Secrets are redacted in both formats (:mod:`runs.redaction`).
 
-Celery and uvicorn bring handlers of their own; :func:`dress` gives them ours.
+Celery and uvicorn install their own handlers; :func:`configure_handlers` applies our format.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FORMATS = ("text", "json")
 
 
 class ContextFilter(logging.Filter):
-    """Lets everything through, with what it is about as attributes of the record."""
+    """Add the context (run, replica, round) to every record as attributes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        found = current()
+        context = current()
         for name in FIELDS:
             if not hasattr(record, name):
-                setattr(record, name, found.get(name))
+                setattr(record, name, context.get(name))
         return True
 
 
 class JsonFormatter(logging.Formatter):
-    """One document a line."""
+    """One JSON document per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {
@@ -44,11 +44,11 @@ class JsonFormatter(logging.Formatter):
             "message": redact(record.getMessage()),
             "process": record.process,
         }
-        found = current()
+        context = current()
         for name in FIELDS:
             value = getattr(record, name, None)
             if value is None:
-                value = found.get(name)
+                value = context.get(name)
             if value is not None:
                 document[name] = value if isinstance(value, int) else str(value)
         if record.exc_info:
@@ -56,11 +56,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
-def dress(logger: logging.Logger, format: str) -> None:
-    """Let every handler of ``logger`` write in ``format`` and strike secrets out. In text each
-    keeps its own words."""
+def configure_handlers(logger: logging.Logger, format: str) -> None:
+    """Apply format and redaction to all handlers of ``logger``. Text handlers keep their own
+    line format."""
     for handler in logger.handlers:
-        if not any(isinstance(one, ContextFilter) for one in handler.filters):
+        if not any(isinstance(existing, ContextFilter) for existing in handler.filters):
             handler.addFilter(ContextFilter())
         if format == "json":
             handler.setFormatter(JsonFormatter())
@@ -69,7 +69,7 @@ def dress(logger: logging.Logger, format: str) -> None:
 
 
 def config(*, format: str, level: str) -> dict[str, Any]:
-    """Django's setting ``LOGGING``."""
+    """The Django setting ``LOGGING``."""
     text = {"()": "runs.redaction.RedactingFormatter", "fmt": LINE}
     return {
         "version": 1,
@@ -86,7 +86,7 @@ def config(*, format: str, level: str) -> dict[str, Any]:
             }
         },
         "root": {"handlers": ["console"], "level": level},
-        # Two lines for every tick of every run would bury what matters; failures are still logged.
+        # Celery logs two lines per task. Failures are still logged.
         "loggers": {
             "celery.app.trace": {"level": "WARNING"},
             "celery.worker.strategy": {"level": "WARNING"},

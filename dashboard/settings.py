@@ -1,5 +1,5 @@
-"""Django settings. Everything a deployment changes is an environment variable, listed in
-``docs/operations.md``; without any, the server runs on one machine out of ``var/``."""
+"""Django settings. Deployments configure them with environment variables, listed in
+``docs/operations.md``; without any, the server runs on one machine with its state in ``var/``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from dashboard.logging import config as log_config
+from dashboard.security.private_files import create_once
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("ARCHIPELAGO_VAR", BASE_DIR / "var")).absolute()
-"""The one folder that holds state: database, rendezvous, job logs, broker, keys."""
+"""The only folder with state: database, rendezvous, job logs, broker, keys."""
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -31,24 +32,10 @@ def _list(name: str, default: str) -> list[str]:
     return [item for item in os.environ.get(name, default).split(",") if item]
 
 
-def _kept(name: str, variable: str, make: Callable[[], str]) -> str:
-    """From the environment, else made once and kept in the state folder, readable by its owner."""
-    given = os.environ.get(variable)
-    if given:
-        return given
-    path = VAR_DIR / name
-    if not path.exists():
-        VAR_DIR.mkdir(parents=True, exist_ok=True)
-        made = VAR_DIR / f".{name}.{secrets.token_hex(4)}"
-        made.touch(mode=0o600)
-        made.write_text(make())
-        try:
-            os.link(made, path)  # whoever is first wins; the others read the winner's
-        except FileExistsError:
-            pass
-        finally:
-            made.unlink()
-    return path.read_text()
+def _persistent(name: str, variable: str, make: Callable[[], str]) -> str:
+    """The environment variable, or a value generated once and stored in the state folder, readable
+    only by its owner."""
+    return os.environ.get(variable) or create_once(VAR_DIR / name, make)
 
 
 def _file(variable: str) -> Path | None:
@@ -63,34 +50,34 @@ def _toml(variable: str) -> dict[str, Any]:
 
 def _fernet_keys(text: str) -> tuple[str, ...]:
     keys = tuple(key for key in re.split(r"[,\s]+", text) if key)
-    for place, key in enumerate(keys, 1):
+    for index, key in enumerate(keys, 1):
         try:
-            found = f"{len(base64.urlsafe_b64decode(key))} bytes"
+            size = f"{len(base64.urlsafe_b64decode(key))} bytes"
         except ValueError:
-            found = "no base64"
-        if found != "32 bytes":
+            size = "invalid base64"
+        if size != "32 bytes":
             raise ImproperlyConfigured(
-                f"ARCHIPELAGO_CREDENTIALS_KEY: expected keys of 32 bytes in URL-safe base64, with "
-                f"commas, found {found} in key {place} of {len(keys)}"
+                f"ARCHIPELAGO_CREDENTIALS_KEY: expected comma-separated keys of 32 bytes in "
+                f"URL-safe base64, found {size} in key {index} of {len(keys)}"
             )
     return keys
 
 
-SECRET_KEY = _kept("secret_key", "ARCHIPELAGO_SECRET_KEY", lambda: secrets.token_urlsafe(48))
+SECRET_KEY = _persistent("secret_key", "ARCHIPELAGO_SECRET_KEY", lambda: secrets.token_urlsafe(48))
 CREDENTIALS_KEYS = _fernet_keys(
-    _kept(
+    _persistent(
         "credentials_key",
         "ARCHIPELAGO_CREDENTIALS_KEY",
         lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
     )
 )
-"""Seal credentials in the database: the first seals, all open."""
+"""Encryption keys of the credentials in the database: the first encrypts, all decrypt."""
 DEBUG = _flag("ARCHIPELAGO_DEBUG", False)
 DEFAULT_EXCEPTION_REPORTER = "dashboard.errors.SecretReporter"
 DEFAULT_EXCEPTION_REPORTER_FILTER = "dashboard.errors.SecretFilter"
 ALLOWED_HOSTS = _list("ARCHIPELAGO_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 TRUSTED_PROXIES = _list("ARCHIPELAGO_TRUSTED_PROXIES", os.environ.get("FORWARDED_ALLOW_IPS", ""))
-"""Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are used."""
+"""Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted."""
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
 
 INSTALLED_APPS = [
@@ -137,8 +124,8 @@ TEMPLATES = [
     },
 ]
 
-# SQLite: with WAL, immediate transactions and a busy timeout, eight writer processes never see
-# "database is locked"; with the defaults they see hundreds.
+# SQLite with WAL, immediate transactions and a busy timeout: eight concurrent writers never get
+# "database is locked"; with the defaults they get hundreds.
 _SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
     "timeout": 20,
@@ -181,7 +168,7 @@ FORMAT_MODULE_PATH = "dashboard.presentation.date_formats"
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# Served straight from static/ and the apps, so that no collectstatic step is needed.
+# Served directly from static/ and the apps, without collectstatic.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 if not DEBUG:
@@ -211,7 +198,7 @@ CSRF_COOKIE_SECURE = _HTTPS
 CSRF_FAILURE_VIEW = "dashboard.views.errors.csrf_failure"
 SECURE_SSL_REDIRECT = _HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if _HTTPS else 0
-# Whether all other hosts of the domain have TLS, and may be put into browsers, is not ours to say.
+# The operator decides whether other hosts of the domain use TLS and HSTS preloading.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
@@ -225,47 +212,48 @@ CELERY_TASK_TIME_LIMIT = 110
 CELERY_TASK_SOFT_TIME_LIMIT = 90
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    # A task whose worker died is delivered again after this long; every task is shorter.
+    # Redeliver a task after this time if its worker died. It must exceed the longest task.
     "visibility_timeout": 120,
     "unacked_restore_interval": 2,
 }
 
 # Backends.
-DEPLOYMENT = _kept("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{secrets.token_hex(4)}")
-"""Marks our jobs on every backend: the reaper ends jobs that carry it and that nobody knows."""
+DEPLOYMENT = _persistent("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{secrets.token_hex(4)}")
+"""Label of our jobs on every backend. The reaper ends jobs with it that belong to no active run."""
 BACKEND_OPTIONS = _toml("ARCHIPELAGO_BACKENDS")
-"""Backend -> options of its executor, under those of a credential."""
+"""Executor options by backend; options of a credential override them."""
 HARDWARE_FILE = _file("ARCHIPELAGO_HARDWARE")
 OPERATORS_LOCAL = os.environ.get("ARCHIPELAGO_OPERATORS_LOCAL", "none")
-"""What all operators can run on this machine: ``none``, ``backend``, or ``code`` as well."""
+"""What all operators can run on this machine: ``none``, ``backend``, or ``code`` (custom code
+too)."""
 LOCAL_USER = os.environ.get("ARCHIPELAGO_LOCAL_USER", "")
-"""The account that local replicas run as; the server must be root."""
+"""The account of local replicas. It requires that the server runs as root."""
 AUDIT_LOG = os.environ.get("ARCHIPELAGO_AUDIT_LOG", "")
-"""A file, or ``-`` for standard output, that gets each entry of the audit log as a JSON line."""
+"""File for the audit log as JSON lines, or ``-`` for standard output."""
 LOOPBACK_BACKENDS = frozenset(_list("ARCHIPELAGO_LOOPBACK_BACKENDS", ""))
-"""Backends whose jobs run on this machine, whatever their kind: they reach its folders and its
-loopback addresses."""
+"""Backends whose jobs run on this machine, and so reach its folders and loopback addresses."""
 REAPER_POLICY = os.environ.get("ARCHIPELAGO_REAPER", "cancel")
-"""What becomes of jobs nobody knows: ``cancel``, or ``report`` only."""
+"""What happens to orphaned jobs: ``cancel``, or only ``report``."""
 
 PENDING_TIMEOUT_S = float(os.environ.get("ARCHIPELAGO_PENDING_TIMEOUT", "3600"))
-"""How long a job may wait for a machine, a quota or its start before it is launched again; 0 for
-ever. Causes that only an operator can remove have shorter limits of their own."""
+"""How long a job can wait for a machine, a quota or its start before it is launched again; 0 for no
+limit. Causes that require an operator have shorter limits."""
 
 ALLOWED_ADDRESSES = _list("ARCHIPELAGO_ALLOWED_ADDRESSES", "")
-"""Hosts, addresses and networks that webhooks and data URIs reach although they are not public."""
+"""Hosts, addresses and networks that webhooks and data URIs can reach although they are not
+public."""
 DATA_ROOTS = [
     Path(root).absolute() for root in _list("ARCHIPELAGO_DATA_ROOTS", str(VAR_DIR / "data"))
 ]
-"""Folders below which a run's data can be on this machine."""
+"""Folders on this machine that can contain the data of runs."""
 
 DEFAULT_RENDEZVOUS = os.environ.get("ARCHIPELAGO_RENDEZVOUS", (VAR_DIR / "rendezvous").as_uri())
-"""Prefix under which a run gets its own folder unless the form names another."""
+"""Prefix for the folders of runs without their own rendezvous."""
 RENDEZVOUS_ROOTS = _list("ARCHIPELAGO_RENDEZVOUS_ROOTS", str(VAR_DIR / "rendezvous"))
-"""Folders below which a run's prefix may lie, besides a folder that is the default."""
+"""Folders that can contain the prefix of a run, in addition to the default."""
 
 LOG_FORMAT = os.environ.get("ARCHIPELAGO_LOG_FORMAT", "text")
-"""``text`` for people, or ``json``: a document a line, with run, replica and round."""
+"""``text``, or ``json``: one document per line, with run, replica and round."""
 LOGGING = log_config(
     format=LOG_FORMAT, level=os.environ.get("ARCHIPELAGO_LOG_LEVEL", "INFO").upper()
 )

@@ -15,8 +15,7 @@ from dashboard.views import (
     checkpoints,
     compare,
     health,
-    life,
-    people,
+    lifecycle,
     planner,
     pools,
     replica,
@@ -25,11 +24,12 @@ from dashboard.views import (
     saved_views,
     submit,
     tokens,
+    users,
 )
 
 admin.site.site_header = "Archipelago administration"
 admin.site.site_title = "Archipelago"
-admin.site.index_title = "Runs, replicas and people"
+admin.site.index_title = "Runs, replicas and users"
 
 urlpatterns = [
     path("", runs.runs, name="runs"),
@@ -43,15 +43,14 @@ urlpatterns = [
     path("runs/estimate.json", submit.estimate, name="run-estimate"),
     path("runs/test.json", submit.test, name="run-test"),
     path("runs/<uuid:run_id>/", run.detail, name="run"),
-    path("runs/<uuid:run_id>/stop", life.stop, name="run-stop"),
-    path("runs/<uuid:run_id>/pause", life.pause, name="run-pause"),
-    path("runs/<uuid:run_id>/resume", life.resume, name="run-resume"),
-    path("runs/<uuid:run_id>/save", life.save, name="run-save"),
-    path("runs/<uuid:run_id>/describe", life.describe, name="run-describe"),
-    path("runs/<uuid:run_id>/archive", life.archive, name="run-archive"),
-    path("runs/<uuid:run_id>/delete", life.delete, name="run-delete"),
+    path("runs/<uuid:run_id>/stop", lifecycle.stop, name="run-stop"),
+    path("runs/<uuid:run_id>/pause", lifecycle.pause, name="run-pause"),
+    path("runs/<uuid:run_id>/resume", lifecycle.resume, name="run-resume"),
+    path("runs/<uuid:run_id>/save", lifecycle.save, name="run-save"),
+    path("runs/<uuid:run_id>/describe", lifecycle.describe, name="run-describe"),
+    path("runs/<uuid:run_id>/archive", lifecycle.archive, name="run-archive"),
+    path("runs/<uuid:run_id>/delete", lifecycle.delete, name="run-delete"),
     path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),
-    path("runs/<uuid:run_id>/points.json", run.points, name="run-points"),
     path("runs/<uuid:run_id>/series.json", charts.series, name="run-series"),
     path("runs/<uuid:run_id>/rounds/<int:number>.json", charts.one_round, name="run-round"),
     path("runs/<uuid:run_id>/heatmap.json", charts.heatmap, name="run-heatmap"),
@@ -98,10 +97,10 @@ urlpatterns = [
         account.ChoosePasswordView.as_view(),
         name="choose-password",
     ),
-    path("people/", people.people, name="people"),
-    path("people/<int:person_id>/role", people.role, name="person-role"),
-    path("people/<int:person_id>/active", people.active, name="person-active"),
-    path("people/<int:person_id>/reset", people.reset, name="person-reset"),
+    path("users/", users.users, name="users"),
+    path("users/<int:user_id>/role", users.role, name="user-role"),
+    path("users/<int:user_id>/active", users.active, name="user-active"),
+    path("users/<int:user_id>/reset", users.reset, name="user-reset"),
     path("account/tokens", tokens.tokens, name="tokens"),
     path("account/tokens/<int:token_id>/revoke", tokens.revoke, name="token-revoke"),
     path("api/", api.urlpatterns),

@@ -1,8 +1,8 @@
-"""The API: everything the pages can do, for programs. ``docs/api.md`` tells of it, and
-``/api/openapi.json`` in full.
+"""The HTTP API: everything the pages can do, for programs. ``docs/api.md`` introduces it and
+``/api/openapi.json`` describes it in full.
 
-Operations parse, call and answer, as the views do; the rows are the same. Each one asks who may do
-it: a token's scopes first, then the role of its owner.
+An operation parses its request, calls the domain and returns rows. Authorization checks the scopes
+of a token first, then the role of its owner.
 """
 
 from dashboard.api.site import api, urlpatterns

@@ -1,4 +1,4 @@
-"""What this server has: backends, the group settings, and who asks."""
+"""Information about the server: backends, group settings, and the caller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
+from archipelago import rows as shared
 from dashboard.access import role_of
 from dashboard.api import rows
 from dashboard.api.auth import caller, reader
@@ -15,15 +16,15 @@ from dashboard.api.types import responses
 from diloco.protocol.settings import setting_fields
 from runs import permissions
 from runs.backends.executors import catalogue, usable_backends
-from runs.models import Credential
+from runs.queries import named
 
 router = Router(tags=["server"])
 SERVER = "0.1.0"
 
 
-@router.get("/me", response=responses(rows.Me, but=(403, 404, 409, 413)))
+@router.get("/me", response=responses(shared.Me, but=(403, 404, 409, 413)))
 def me(request: HttpRequest) -> Any:
-    """Who the token, or the session, belongs to."""
+    """The user that the token or the session belongs to."""
     who = caller(request)
     return {
         "user": who.user.get_username(),
@@ -35,13 +36,13 @@ def me(request: HttpRequest) -> Any:
 
 @router.get("/backends", response=responses(list[rows.Backend], but=(404, 409, 413)))
 def backends(request: HttpRequest) -> Any:
-    """Backends, their hardware and prices (USD per hour; null: not known), and the names of
-    credentials for them, which only those who may submit are told."""
+    """Backends with their hardware and prices (USD per hour; null: not known). Only users who can
+    submit runs see the names of the credentials."""
     user = reader(request)
     names: dict[str, list[str]] = {}
-    if permissions.may_submit(user):
-        for kind, name in Credential.objects.order_by("name").values_list("kind", "name"):
-            names.setdefault(kind, []).append(name)
+    if permissions.can_submit(user):
+        for credential in named.credentials():
+            names.setdefault(credential.kind, []).append(credential.name)
     return [
         {
             "name": name,
@@ -55,6 +56,6 @@ def backends(request: HttpRequest) -> Any:
 
 @router.get("/settings", response=responses(list[rows.Setting], but=(404, 409, 413)))
 def settings(request: HttpRequest) -> Any:
-    """The schema of the group settings: the form and ``group.json`` come from it as well."""
+    """The schema of the group settings. The form and ``group.json`` are built from it too."""
     reader(request)
     return [dataclasses.asdict(spec) for spec in setting_fields()]

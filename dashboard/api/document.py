@@ -1,24 +1,23 @@
-"""A run as a document: what the form's effective JSON shows, and what ``run.toml`` holds.
+"""A run as a document: the JSON that the submit form previews, and the content of ``run.toml``.
 
-Left out, a group setting has its default (:class:`~diloco.protocol.settings.GroupSettings`) and
-``num_replicas`` is what the pools add up to. Values are checked where the form has them checked, by
-the domain, so that both say the same.
+An omitted group setting has its default (:class:`~diloco.protocol.settings.GroupSettings`);
+``num_replicas`` is the sum of the pools' counts. The domain validates the values, as it does for
+the form, so that both report the same errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Annotated, Any, cast
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from dashboard.api.types import LARGE, NO_NUL, SMALL
+from dashboard.api.types import LARGE, NO_NUL, SMALL, Body
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS
 from runs.exceptions import InvalidRun
-from runs.models import Archive, Credential, Webhook
+from runs.queries import named
 from runs.submit.run_draft import Fork, PoolDraft, RunDraft
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
@@ -29,7 +28,7 @@ MOST_POOLS = 32
 
 
 def _settings_schema(schema: dict[str, Any]) -> None:
-    """Each group setting as it is, in place of "an object"."""
+    """Describe each group setting in the OpenAPI schema, in place of an arbitrary object."""
     kinds = {"int": "integer", "float": "number", "choice": "string"}
     schema.pop("additionalProperties", None)
     schema["additionalProperties"] = False
@@ -58,15 +57,15 @@ def _workload_schema(schema: dict[str, Any]) -> None:
     }
 
 
-class PoolDocument(BaseModel):
+class PoolDocument(Body):
     """``count`` replicas on one backend and hardware (``GET /api/backends`` lists them).
 
-    ``credential`` is the name of one for that backend; left out, the server's own environment.
-    ``timeout_s`` 0 is the longest deadline the backend allows. ``price_usd_h`` replaces the list's;
-    what costs more than ``max_price_usd_h`` is refused.
+    ``credential`` is the name of a credential for that backend; by default the server's own
+    environment is used. ``timeout_s`` 0 is the longest deadline that the backend allows.
+    ``price_usd_h`` overrides the price list. Machines above ``max_price_usd_h`` are not launched.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, title="Pool document")
+    model_config = ConfigDict(title="Pool document")
 
     backend: Annotated[Text, Field(max_length=32)] = "local"
     hardware: Annotated[Text, Field(max_length=64)] = "cpu"
@@ -83,24 +82,24 @@ class PoolDocument(BaseModel):
     max_price_usd_h: Usd | None = None
 
 
-class ForkDocument(BaseModel):
-    """Begin with the checkpoint of ``round`` of another run; ``outer``: with the state of its outer
-    optimizer too."""
+class ForkDocument(Body):
+    """Start from the checkpoint of ``round`` of another run; ``outer``: also restore the state of
+    its outer optimizer."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, title="Fork document")
+    model_config = ConfigDict(title="Fork document")
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
     round: Annotated[int, Field(ge=0, le=SMALL)]
     outer: bool = True
 
 
-class RunDocument(BaseModel):
-    """``rendezvous`` is the URI of the run's own prefix; left out, the server chooses.
-    ``store_credential`` is the name of one of kind ``store``. ``over_budget``: launch although the
-    estimate is above the budget, which will end the run. ``notify`` are the names of the webhooks
-    that are told of its alerts; left out, all."""
+class RunDocument(Body):
+    """``rendezvous`` is the URI of the run's own prefix; by default the server chooses one.
+    ``store_credential`` is the name of a credential of kind ``store``. ``over_budget``: launch even
+    though the estimate exceeds the budget, which will end the run. ``notify`` lists the names of
+    the webhooks that receive its alerts; by default all do."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, title="Run document")
+    model_config = ConfigDict(title="Run document")
 
     name: Annotated[Text, Field(min_length=1, max_length=80)]
     settings: Annotated[dict[str, Any], Field(json_schema_extra=_settings_schema)] = Field(
@@ -130,9 +129,12 @@ class RunDocument(BaseModel):
 
 
 def draft_of(document: RunDocument) -> RunDraft:
-    """:class:`InvalidRun` or :class:`SettingsError` where a value is not what it should be, with
-    ``settings.<name>``, ``workload.<name>`` or ``pools.<index>.<name>``."""
-    pools = tuple(pool_draft(pool, place) for place, pool in enumerate(document.pools))
+    """The draft of a document.
+
+    Raises :class:`InvalidRun` with the field of an invalid value: ``settings.<name>``,
+    ``workload.<name>`` or ``pools.<index>.<name>``.
+    """
+    pools = tuple(pool_draft(pool, index) for index, pool in enumerate(document.pools))
     workload, fork = _workload(document.workload), document.fork
     return RunDraft(
         name=document.name,
@@ -144,103 +146,72 @@ def draft_of(document: RunDocument) -> RunDraft:
         budget_usd=document.budget_usd,
         start_timeout_s=document.start_timeout_s,
         max_restarts=document.max_restarts,
-        store_credential=_credential(document.store_credential, "store", "store_credential"),
+        store_credential=named.credential_id(
+            document.store_credential, "store", "store_credential"
+        ),
         archive=_archive(getattr(workload, "archive", "")),
         fork=Fork(run=UUID(fork.run), round=fork.round, outer=fork.outer) if fork else None,
-        notify=None if document.notify is None else _webhooks(document.notify),
+        notify=None if document.notify is None else named.webhook_ids(document.notify),
     )
 
 
 def document_of(draft: RunDraft) -> dict[str, Any]:
-    """What :func:`draft_of` makes the draft of again, with credentials by name."""
+    """The document of a draft, with credentials by name: the inverse of :func:`draft_of`."""
     used = (draft.store_credential, *(pool.credential for pool in draft.pools))
-    known = Credential.objects.filter(pk__in=[pk for pk in used if pk is not None])
-    names: dict[int | None, str] = {row.pk: row.name for row in known}
-    body = {field.name: getattr(draft, field.name) for field in fields(draft)}
-    del body["archive"]  # the workload names it
+    names = named.credential_names(used)
+    chosen = draft.notify
+    body = draft.to_dict()
+    for pool in body["pools"]:
+        pool["credential"] = names.get(pool["credential"])
     return body | {
-        "settings": draft.settings.to_dict(),
-        "workload": draft.workload.to_dict(),
-        "pools": [
-            {**asdict(pool), "credential": names.get(pool.credential)} for pool in draft.pools
-        ],
         "store_credential": names.get(draft.store_credential),
-        "notify": None if draft.notify is None else _names(draft.notify),
-        "fork": draft.fork and {**asdict(draft.fork), "run": str(draft.fork.run)},
+        "notify": None
+        if chosen is None
+        else [name for pk, name in named.webhooks().items() if pk in chosen],
     }
-
-
-def _names(ids: tuple[int, ...]) -> list[str]:
-    return list(Webhook.objects.filter(pk__in=ids).values_list("name", flat=True))
-
-
-def _webhooks(wanted: list[str | int]) -> tuple[int, ...]:
-    """Ids of webhooks by their names, or by their ids, as the form has them."""
-    known = {name: pk for pk, name in Webhook.objects.values_list("pk", "name")}
-    for place, one in enumerate(wanted):
-        if one not in known and one not in known.values():
-            raise InvalidRun(
-                f"notify.{place}",
-                f"expected a webhook ({', '.join(known) or 'none yet'}), found {one!r}",
-            )
-    return tuple(known[one] if isinstance(one, str) else one for one in wanted)
 
 
 def _archive(sha256: Any) -> bytes:
     if not isinstance(sha256, str) or not sha256:
         return b""
-    found = Archive.objects.filter(pk=sha256).first()
-    if found is None:
+    archive = named.archive(sha256)
+    if archive is None:
         raise InvalidRun(
             "workload.archive",
-            "expected the sha256 of an archive that was uploaded (POST /api/archives), found "
+            "expected the sha256 of an uploaded archive (POST /api/archives), found "
             f"{sha256[:64]!r}",
         )
-    return bytes(found.data)
+    return bytes(archive.data)
 
 
-def pool_draft(document: PoolDocument, place: int = 0) -> PoolDraft:
+def pool_draft(document: PoolDocument, index: int = 0) -> PoolDraft:
     values = document.model_dump()
-    values["credential"] = _credential(
-        document.credential, document.backend, f"pools.{place}.credential"
+    values["credential"] = named.credential_id(
+        document.credential, document.backend, f"pools.{index}.credential"
     )
     return PoolDraft(**values)
 
 
-def _settings(given: Mapping[str, Any], replicas: int) -> GroupSettings:
+def _settings(sent: Mapping[str, Any], replicas: int) -> GroupSettings:
     values = {spec.name: spec.default for spec in setting_fields()} | {"num_replicas": replicas}
     try:
-        return GroupSettings.from_dict(values | dict(given))
+        return GroupSettings.from_dict(values | dict(sent))
     except SettingsError as error:
         raise InvalidRun(f"settings.{error.field}", error.message) from None
 
 
-def _workload(given: Mapping[str, Any]) -> Any:
-    values = {"kind": "byte_gpt"} | dict(given)
+def _workload(sent: Mapping[str, Any]) -> Any:
+    values = {"kind": "byte_gpt"} | dict(sent)
     kind = values["kind"]
-    found = WORKLOADS.get(kind) if isinstance(kind, str) else None
-    if found is None:
+    workload = WORKLOADS.get(kind) if isinstance(kind, str) else None
+    if workload is None:
         raise InvalidRun(
             "workload.kind", f"expected one of {', '.join(sorted(WORKLOADS))}, found {kind!r}"
         )
     try:
-        return cast(Any, found).from_dict(values)
+        return cast(Any, workload).from_dict(values)
     except SettingsError as error:
         field = "workload" if error.field in ("", "workload") else f"workload.{error.field}"
         raise InvalidRun(field, error.message) from None
     except TypeError as error:
-        raise InvalidRun("workload", f"expected values of their types, found {error}") from None
-
-
-def _credential(wanted: str | int | None, kind: str, field: str) -> int | None:
-    """The id of the credential of that name, or of that id, as the form has it."""
-    if wanted is None or wanted == "":
-        return None
-    key = {"pk": wanted} if isinstance(wanted, int) else {"name": wanted}
-    found = Credential.objects.filter(kind=kind, **key).first()
-    if found is None:
-        known = ", ".join(Credential.objects.filter(kind=kind).values_list("name", flat=True))
-        raise InvalidRun(
-            field, f"expected a credential for {kind} ({known or 'none yet'}), found {wanted!r}"
-        )
-    return found.pk
+        raise InvalidRun("workload", f"expected values of the right types, found {error}") from None

@@ -1,19 +1,17 @@
-"""Every row of a run as a file that is written while it is read."""
+"""Export tables of a run as files. The response is streamed while rows are read."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
-from asgiref.sync import sync_to_async
-from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest
 from django.utils.text import slugify
 from ninja import Router
 
 from dashboard.api.auth import run_to_see
 from dashboard.api.problems import Problem, answer
 from dashboard.api.types import RunId
+from dashboard.downloads import attachment
 from runs.queries.export_formats import CONTENT_TYPES, NoParquet, writer_of
 from runs.queries.exports import TABLES
 
@@ -48,23 +46,9 @@ def export(
         return answer(request, 501, str(error))
     wanted = TABLES[table]
     body = write(wanted.columns, wanted.chunks(run))
-    # Under ASGI Django would read a synchronous iterator to its end before it sends any of it.
-    content = _asynchronous(body) if isinstance(request, ASGIRequest) else body
-    response: HttpResponse | StreamingHttpResponse = StreamingHttpResponse(
-        content, content_type=CONTENT_TYPES[format]
-    )
     name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{table}.{format}"
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response = attachment(
+        request, body, name=name, content_type=CONTENT_TYPES[format], database=True
+    )
     response["Cache-Control"] = "no-store"
-    response["X-Accel-Buffering"] = "no"
     return response
-
-
-async def _asynchronous(body: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Each chunk is read in the request's own thread, whose database connection it shares."""
-
-    def take() -> bytes | None:
-        return next(body, None)
-
-    while (part := await sync_to_async(take)()) is not None:
-        yield part

@@ -1,12 +1,12 @@
-"""Bodies: JSON, and TOML for people who write a run into a file.
+"""Parse request bodies: JSON, or TOML for runs written by hand.
 
-What a database, a hash or a comparison could stumble over is refused here, once for every call:
-numbers that are not finite or too large to be exact in JSON, text that is not Unicode, NUL, dates,
-and nesting without end.
+Values that a database column, a hash or a comparison cannot handle are rejected here, for all
+operations: numbers that are not finite or not exact in JSON, text that is not valid Unicode, NUL,
+dates, and deep nesting.
 
-A body is parsed in time linear in its size. Python's TOML parser takes quadratic time for dotted
-keys (20 KB: 20 s), so their number of parts is checked before it runs, and a TOML body is small.
-Operations that change runs ask for the caller's role before any body is parsed
+Parsing takes time linear in the size of the body. Python's TOML parser takes quadratic time for
+dotted keys (20 KB: 20 s), so the number of their parts is checked first, and TOML bodies are small.
+Operations that change runs check the caller's role before the body is parsed
 (:data:`dashboard.api.auth.OPERATORS`).
 """
 
@@ -37,14 +37,14 @@ _STRING_OR_COMMENT = re.compile(
     r"|#[^\n]*",
     re.DOTALL | re.MULTILINE,
 )
-"""Each alternative ends at the end of the text at the latest, so that one scan is linear."""
+"""Every alternative also ends at the end of the text, so that one scan takes linear time."""
 _SPACE_AT_DOT = re.compile(r"(?<![ \t])[ \t]*\.[ \t]*")
 _MANY_PARTS = re.compile(rf"(?<![\w-])(?:[\w-]*\.){{{DEEPEST}}}")
 
 
 class BodyParser(Parser):
-    """A body that cannot be read is a 400, one that holds what nobody takes (:class:`Unfit`) a 422.
-    ``null`` is no body."""
+    """Parse JSON or TOML. A malformed body is a 400, an unsupported value (:class:`Unfit`) a 422. A
+    body of ``null`` counts as no body."""
 
     def parse_body(self, request: HttpRequest) -> DictStrAny:
         is_toml = request.content_type == TOML
@@ -61,7 +61,7 @@ class BodyParser(Parser):
             else:
                 body = json.loads(text, parse_constant=_refuse_constant)
         except RecursionError:
-            raise ValueError("expected a document, found one that is nested too deeply") from None
+            raise ValueError("expected a document, found one nested too deeply") from None
         check_value(body)
         if body is not None and not isinstance(body, dict):
             raise ValueError(f"expected an object, found {type(body).__name__}")
@@ -69,7 +69,7 @@ class BodyParser(Parser):
 
 
 class Unfit(ValueError):
-    """JSON and TOML can say it, and we do not take it."""
+    """A value that JSON or TOML can express and the API does not accept."""
 
 
 def check_toml_keys(text: str) -> None:
@@ -80,7 +80,7 @@ def check_toml_keys(text: str) -> None:
 
 
 def check_value(value: Any, *, depth: int = 0) -> None:
-    """:class:`Unfit` for what JSON, TOML or Python take and we do not."""
+    """Raise :class:`Unfit` for a value that the API does not accept."""
     if depth > DEEPEST:
         raise Unfit(f"expected at most {DEEPEST} levels, found more")
     if isinstance(value, dict):

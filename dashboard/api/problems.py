@@ -1,7 +1,7 @@
-"""Answers to what cannot be done: always JSON, always expected and found.
+"""Error responses: always JSON.
 
-``{"detail": "...", "errors": [{"field", "message", "expected", "found"}]}``; ``errors`` is there
-where something that was sent is wrong (422).
+``{"detail": "...", "errors": [{"field", "message", "expected", "found"}]}``. ``errors`` lists the
+invalid fields of a request (status 422).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pydantic import BaseModel, Field
 
 from dashboard.api.parser import Unfit
 from diloco.protocol.settings import SettingsError
-from runs.exceptions import CannotDo, IllegalTransition, InvalidRun
+from runs.exceptions import ActionRefused, IllegalTransition, InvalidRun
 from runs.queries.search import BadQuery
 
-_SAID = re.compile(r"expected (?P<expected>.*), found (?P<found>.*)", re.DOTALL)
+_EXPECTED_FOUND = re.compile(r"expected (?P<expected>.*), found (?P<found>.*)", re.DOTALL)
 SHOWN = 80
 
 
 class FieldProblem(BaseModel):
-    """``expected`` and ``found`` are parts of ``message``, where it has them."""
+    """One invalid field. ``expected`` and ``found`` are parts of ``message``, if it has them."""
 
     field: str
     message: str
@@ -40,7 +40,7 @@ class Problem(BaseModel):
 
 
 class Invalid(Exception):
-    """What was sent is wrong, in so many places."""
+    """The request is invalid; ``problems`` has one entry per invalid field."""
 
     def __init__(self, problems: Iterable[FieldProblem]) -> None:
         self.problems = list(problems)
@@ -48,12 +48,12 @@ class Invalid(Exception):
 
 
 def at(field: str, message: str) -> FieldProblem:
-    said = _SAID.fullmatch(message)
+    match = _EXPECTED_FOUND.fullmatch(message)
     return FieldProblem(
         field=field,
         message=message,
-        expected=said["expected"] if said else None,
-        found=said["found"] if said else None,
+        expected=match["expected"] if match else None,
+        found=match["found"] if match else None,
     )
 
 
@@ -65,11 +65,11 @@ def answer(request: HttpRequest, status: int, detail: str, **more: Any) -> HttpR
 
 
 def install(api: NinjaAPI) -> None:
-    """Every exception that an operation may raise on purpose."""
+    """Register a handler for every exception that an operation raises on purpose."""
 
     @api.exception_handler(Http404)
     def _missing(request: HttpRequest, error: Any) -> HttpResponse:
-        return answer(request, 404, "there is no such thing, or it may not be seen")
+        return answer(request, 404, "not found, or not visible to you")
 
     @api.exception_handler(HttpError)
     def _http(request: HttpRequest, error: Any) -> HttpResponse:
@@ -97,7 +97,7 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(InvalidRun)
     def _no_run(request: HttpRequest, error: Any) -> HttpResponse:
-        return _invalid(request, [at(error.field, error.message)])
+        return _invalid(request, [at(each.field, each.message) for each in error.problems])
 
     @api.exception_handler(SettingsError)
     def _no_setting(request: HttpRequest, error: Any) -> HttpResponse:
@@ -107,7 +107,7 @@ def install(api: NinjaAPI) -> None:
     def _no_query(request: HttpRequest, error: Any) -> HttpResponse:
         return _invalid(request, [at("q", str(error))])
 
-    @api.exception_handler(CannotDo)
+    @api.exception_handler(ActionRefused)
     @api.exception_handler(IllegalTransition)
     def _too_late(request: HttpRequest, error: Any) -> HttpResponse:
         return answer(request, 409, str(error))
@@ -118,7 +118,7 @@ def _invalid(request: HttpRequest, problems: list[FieldProblem]) -> HttpResponse
     return answer(request, 422, detail, errors=problems)
 
 
-_WORDS = {
+_EXPECTED = {
     "missing": "a value",
     "extra_forbidden": "no such field",
     "greater_than_equal": "{ge} or more",
@@ -131,7 +131,7 @@ _WORDS = {
     "enum": "{expected}",
     "string_pattern_mismatch": "text of the form {pattern}",
 }
-_TYPES = {
+_EXPECTED_TYPE = {
     "int": "a whole number",
     "float": "a number",
     "string": "text",
@@ -145,19 +145,19 @@ _TYPES = {
 
 
 def of_pydantic(error: Mapping[str, Any]) -> FieldProblem:
-    """https://docs.pydantic.dev/latest/errors/validation_errors/ in our words."""
+    """Convert a Pydantic error (https://docs.pydantic.dev/latest/errors/validation_errors/)."""
     kind, where = str(error["type"]), list(error["loc"])
-    # Ninja puts before the field where it came from, and for a body the name of the parameter.
+    # Ninja prefixes the field with its source, and in a body with the name of the parameter.
     field = ".".join(str(part) for part in (where[2:] if where[0] == "body" else where[1:]))
-    if kind in _WORDS:
+    if kind in _EXPECTED:
         bounds = error.get("ctx", {}).items()
-        expected = _WORDS[kind].format_map(
+        expected = _EXPECTED[kind].format_map(
             {name: f"{v:g}" if isinstance(v, float) else v for name, v in bounds}
         )
     else:
-        expected = _TYPES.get(kind.partition("_")[0], str(error["msg"]))
-    found = "none" if kind == "missing" else _short(error.get("input"))
-    return at(field, f"expected {expected}, found {found}")
+        expected = _EXPECTED_TYPE.get(kind.partition("_")[0], str(error["msg"]))
+    value_text = "none" if kind == "missing" else _short(error.get("input"))
+    return at(field, f"expected {expected}, found {value_text}")
 
 
 def _short(value: Any) -> str:

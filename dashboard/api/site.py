@@ -1,4 +1,4 @@
-"""Operations put together, and what holds for all of them."""
+"""The API object: routers, error handlers, authentication and URL patterns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
 
-from dashboard.api import about, actions, exports, life, problems, records, runs, tools, views
+from dashboard.api import about, actions, exports, lifecycle, problems, records, runs, tools, views
 from dashboard.api.auth import AUTH
 from dashboard.api.parser import BodyParser
 
@@ -22,31 +22,31 @@ class Api(NinjaAPI):
     def validation_error_from_error_contexts(
         self, error_contexts: list[ValidationErrorContext[Any]]
     ) -> ValidationError:
-        """With what was found, which ninja leaves out."""
-        found: list[dict[str, Any]] = []
+        """Keep the invalid input in the error, which ninja drops."""
+        errors_found: list[dict[str, Any]] = []
         for context in error_contexts:
             source = context.model.__ninja_param_source__
             errors = context.pydantic_validation_error.errors(include_url=False)
-            found += [{**error, "loc": (source, *error["loc"])} for error in errors]
-        return ValidationError(found)
+            errors_found += [{**error, "loc": (source, *error["loc"])} for error in errors]
+        return ValidationError(errors_found)
 
 
 api = Api(
     title="Archipelago",
     version=VERSION,
-    description="Runs, their replicas, rounds, curves and logs; submitting and steering them.",
+    description="Submit and control runs; read their replicas, rounds, charts and logs.",
     urls_namespace="api",
-    docs_url=None,  # its page loads scripts from elsewhere
+    docs_url=None,  # the docs page loads scripts from other hosts
     auth=AUTH,
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, life, records, exports, tools, views):
+for part in (about, runs, actions, lifecycle, records, exports, tools, views):
     api.add_router("", part.router)
 
 
 def _open(patterns: list[Any]) -> list[Any]:
-    """Let the API say 401 itself: the middleware would send a program to the sign-in page."""
+    """Let the API answer 401. The login middleware would redirect programs to the sign-in page."""
     for pattern in patterns:
         assert isinstance(pattern, URLPattern)
         login_not_required(pattern.callback)
@@ -55,10 +55,10 @@ def _open(patterns: list[Any]) -> list[Any]:
 
 @login_not_required
 @csrf_exempt
-def nothing(request: HttpRequest, rest: str) -> HttpResponse:
-    """What is no call of the API, in JSON as well."""
-    return problems.answer(request, 404, f"there is no call {request.method} /api/{rest}")
+def not_found(request: HttpRequest, rest: str) -> HttpResponse:
+    """Answer unknown paths in JSON too."""
+    return problems.answer(request, 404, f"no operation {request.method} /api/{rest}")
 
 
 _patterns, _app_name, _namespace = api.urls
-urlpatterns = ([*_open(_patterns), re_path(r"(?P<rest>(?s:.+))", nothing)], _app_name, _namespace)
+urlpatterns = ([*_open(_patterns), re_path(r"(?P<rest>(?s:.+))", not_found)], _app_name, _namespace)

@@ -1,4 +1,4 @@
-"""Beside runs: comparing them, planning one, and code that a run brings along."""
+"""Tools: compare runs, estimate a group with the planner, upload the code of a workload."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ninja import Query, Router, Status
 from ninja.errors import HttpError
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from archipelago import rows as shared
 from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.types import responses
@@ -25,8 +26,8 @@ router = Router(tags=["tools"])
 
 def _question_fields() -> dict[str, Any]:
     """The planner's question, field by field, with the bounds its page has."""
-    found: dict[str, Any] = {}
-    for spec in dataclasses.fields(planner.Question):
+    result: dict[str, Any] = {}
+    for spec in dataclasses.fields(planner.PlannerInputs):
         bounds = bounds_of(spec.name)
         default = ... if spec.default is dataclasses.MISSING else spec.default
         if bounds.choices:
@@ -34,23 +35,23 @@ def _question_fields() -> dict[str, Any]:
         else:
             number: Any = int if bounds.whole else float
             kind = Annotated[number, Field(ge=number(bounds.least), le=number(bounds.most))]
-        found[spec.name] = (kind | None if "None" in str(spec.type) else kind, default)
-    return found
+        result[spec.name] = (kind | None if "None" in str(spec.type) else kind, default)
+    return result
 
 
 Question: Any = create_model(
     "Question",
     __config__=ConfigDict(extra="forbid", strict=True),
-    __doc__="What is planned: see `/planner`. Money or failures that nobody knows are null.",
+    __doc__="Input of the planner: see `/planner`. Unknown prices and failure rates are null.",
     **_question_fields(),
 )
 
 
 class Comparison(BaseModel):
-    """``runs`` are in the order asked for; the first is the baseline. ``differences`` are settings
-    in which some differ, a value for each run."""
+    """``runs`` are in the requested order; the first is the baseline. ``differences`` are the
+    settings that differ, with one value per run."""
 
-    runs: list[rows.RunHeader]
+    runs: list[shared.RunHeader]
     measures: list[dict[str, float | None]]
     differences: list[dict[str, Any]]
 
@@ -60,13 +61,13 @@ def compare_runs(
     request: HttpRequest,
     id: Annotated[list[UUID], Query(min_length=1, max_length=comparison.MOST)],
 ) -> Any:
-    """Up to twenty runs beside each other."""
+    """Compare up to twenty runs."""
     wanted = list(dict.fromkeys(id))
-    found = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
-    by_id = {run.pk: run for run in found}
+    matching = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
+    by_id = {run.pk: run for run in matching}
     for pk in wanted:
         if pk not in by_id:
-            raise HttpError(404, f"expected runs, found none of the id {pk}")
+            raise HttpError(404, f"expected ids of runs, found {pk}")
     runs = [by_id[pk] for pk in wanted]
     return {
         "runs": [selectors.run_header(run) for run in runs],
@@ -80,9 +81,9 @@ def compare_runs(
 
 @router.post("/planner", response=responses(dict[str, Any], but=(404, 409)))
 def plan_group(request: HttpRequest, question: Question) -> Any:
-    """Bytes, times, goodput and money of a group, and the same for other H beside it."""
+    """Traffic, times, goodput and cost of a group, and the same for other values of H."""
     reader(request)
-    asked = planner.Question(**question.model_dump())
+    asked = planner.PlannerInputs(**question.model_dump())
     return dataclasses.asdict(planner.plan(asked))
 
 
@@ -98,11 +99,11 @@ def plan_group(request: HttpRequest, question: Question) -> Any:
     },
 )
 def upload_archive(request: HttpRequest) -> Any:
-    """A zip of Python files, for a workload that names a function in it: its ``archive`` is the
-    sha256 that is answered."""
+    """Upload a zip of Python files. Its sha256 is the ``archive`` of a workload that names a
+    function in it."""
     submitter(request)
     data = request.read(ARCHIVE_BYTES + 1)
     archive = store_archive(data)
     if archive is None:
-        raise InvalidRun("archive", "expected a zip of Python files, found nothing")
+        raise InvalidRun("archive", "expected a zip of Python files, found an empty body")
     return Status(201, {"sha256": archive.sha256, "size_bytes": len(data)})

@@ -1,12 +1,13 @@
-"""Parameters with their bounds: what a database column holds, and text it takes."""
+"""Types of parameters and bodies. Their bounds are those of the database columns."""
 
 from typing import Annotated, Any
 from uuid import UUID
 
 from ninja import Path, Query
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict
 
 from dashboard.api.problems import Problem
+from runs.models import Replica, Run
 
 NO_NUL = r"^[^\x00]*$"
 SMALL, LARGE = 2**31 - 1, 2**53
@@ -14,12 +15,24 @@ SMALL, LARGE = 2**31 - 1, 2**53
 RunId = Annotated[UUID, Path(description="The run's id")]
 Number = Annotated[int, Path(ge=0, le=SMALL, description="The replica's number in its run")]
 PoolId = Annotated[int, Path(ge=0, le=SMALL)]
-After = Annotated[int, Query(ge=0, le=LARGE, description="Only what came after this id")]
-OfReplica = Annotated[int | None, Query(ge=0, le=SMALL, description="Of this replica only")]
-Words = Annotated[str, Field(pattern=NO_NUL)]
+After = Annotated[int, Query(ge=0, le=LARGE, description="Only rows with an id above this one")]
+OfReplica = Annotated[int | None, Query(ge=0, le=SMALL, description="Only of this replica")]
 
 
-def responses(found: Any, *, status: int = 200, but: tuple[int, ...] = ()) -> dict[int, Any]:
-    """What an operation answers with: its own, and what is wrong otherwise."""
+class Body(BaseModel):
+    """The body of a request: values are not converted, and unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def responses(success: Any, *, status: int = 200, but: tuple[int, ...] = ()) -> dict[int, Any]:
+    """Response types of an operation: ``found`` for success, and all error statuses except
+    ``but``."""
     refusals = {400, 401, 403, 404, 409, 413, 422} - set(but)
-    return {status: found, **dict.fromkeys(sorted(refusals), Problem)}
+    return {status: success, **dict.fromkeys(sorted(refusals), Problem)}
+
+
+def done(row: Run | Replica, changed: bool) -> dict[str, Any]:
+    """The answer of an action on a run or replica."""
+    row.refresh_from_db()
+    return {"changed": changed, "state": row.state}

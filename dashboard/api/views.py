@@ -1,4 +1,4 @@
-"""Saved views of the runs list: one's own and those that are shared."""
+"""Saved views of the runs list: the caller's own, and those that other users share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from django.http import Http404, HttpRequest
 from ninja import Path, Router, Status
 from ninja.errors import AuthorizationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from archipelago import rows as shared
 from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
-from dashboard.api.types import NO_NUL, SMALL, responses
+from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from runs.actions import saved_views as service
 from runs.queries import search, table
 from runs.queries.listing import NEWEST, SORTS
@@ -21,11 +22,9 @@ router = Router(tags=["views"])
 ViewId = Annotated[int, Path(ge=0, le=SMALL)]
 
 
-class View(BaseModel):
-    """``columns`` are names of columns, none for those shown to everybody; ``differing`` adds those
-    settings in which the runs differ. ``shared`` is for operators and administrators."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class View(Body):
+    """``columns`` are column names; empty for the default columns. ``differing`` adds the settings
+    in which the listed runs differ. Only operators and administrators can set ``shared``."""
 
     name: Annotated[str, Field(min_length=1, max_length=service.NAME_LENGTH, pattern=NO_NUL)]
     query: Annotated[str, Field(max_length=search.LONGEST, pattern=NO_NUL)] = ""
@@ -40,31 +39,31 @@ class View(BaseModel):
 
 @router.get("/views", response=responses(rows.Views, but=(404, 409, 413)))
 def list_views(request: HttpRequest) -> Any:
-    """One's own, and those that others share, by name."""
+    """The caller's own views and shared ones, by name."""
     user = reader(request)
     return {"views": [service.row(view, user=user) for view in service.views_for(user)]}
 
 
-@router.post("/views", response=responses(rows.View, status=201, but=(404,)))
+@router.post("/views", response=responses(shared.View, status=201, but=(404,)))
 def save_view(request: HttpRequest, body: View) -> Any:
-    """Keep a query, an order and columns under a name that none of one's own views has."""
+    """Save a query, an order and columns under a name that is unique among the caller's views."""
     user = keeper(request)
     search.parse(body.query)
-    if body.shared and not service.may_share(user):
-        raise AuthorizationError(message=f"expected an operator, found {user}, who only watches")
+    if body.shared and not service.can_share(user):
+        raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
     return Status(201, service.row(service.save(user, **body.model_dump()), user=user))
 
 
 @router.delete("/views/{int:view_id}", response=responses(rows.Views, but=(409, 413)))
 def delete_view(request: HttpRequest, view_id: ViewId) -> Any:
-    """One's own; an administrator may delete anybody's. Answers those that are left."""
+    """Delete an own view, or as administrator any. Returns the remaining views."""
     user = keeper(request)
     view = service.view_to_delete(user, view_id)
     if view is None:
         raise Http404
-    if not service.may_delete(user, view):
+    if not service.can_delete(user, view):
         raise AuthorizationError(
-            message=f"expected {view.owner}, whose view it is, or an administrator, found {user}"
+            message=f"expected its owner {view.owner}, or an administrator, found {user}"
         )
     service.delete(view)
     return list_views(request)

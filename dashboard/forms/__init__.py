@@ -1,11 +1,11 @@
-"""Forms. They parse and point at the wrong field; what is valid is decided where it is used:
-:class:`diloco.protocol.settings.GroupSettings` and :mod:`runs.actions.replicas_and_pools`."""
+"""Forms. They parse input and attach errors to fields. The domain validates the values:
+:class:`diloco.protocol.settings.GroupSettings` and :mod:`runs.submit`."""
 
 from __future__ import annotations
 
-from dashboard.forms.people import FirstAdministratorForm, SignInForm
-from dashboard.forms.pools import PoolChoices, PoolForm, initial_of
+from dashboard.forms.pools import PoolChoices, PoolForm, initial_of, option_help
 from dashboard.forms.run import RunForm, initial_from
+from dashboard.forms.users import FirstAdministratorForm, SignInForm
 
 __all__ = [
     "FirstAdministratorForm",
@@ -15,4 +15,5 @@ __all__ = [
     "SignInForm",
     "initial_from",
     "initial_of",
+    "option_help",
 ]

@@ -1,5 +1,5 @@
-"""Fields of our own: a time as people write it, a group setting from its schema, and a select
-whose options tell the browser more than their label."""
+"""Form fields: durations, group settings built from their schema, and selects whose options carry
+data attributes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ LONGEST_S = 366 * 86_400
 
 
 def parse_seconds(text: str) -> int:
-    """``2h 30m``, ``90 min``, ``1.5h`` or ``1d`` in seconds. Raises :class:`ValueError`.
+    """Seconds of ``2h 30m``, ``90 min``, ``1.5h`` or ``1d``. Raises :class:`ValueError`.
 
-    A number needs its unit: 90 may be meant as minutes or as seconds.
+    A number without a unit is rejected: 90 could be minutes or seconds.
     """
     at, seconds = 0, 0.0
     text = text.strip()
     while at < len(text):
         part = _PART.match(text, at)
         if part is None:
-            raise ValueError(f"expected a time such as 90m or 2h 30m, found {text!r}")
+            raise ValueError(f"Enter a duration such as 90m or 2h 30m, not {text!r}")
         seconds += float(part[1]) * _UNITS[part[2].lower()]
         at = part.end()
     if seconds > LONGEST_S:
-        raise ValueError(f"expected at most a year, found {text!r}")
+        raise ValueError(f"Enter at most one year (366d), not {text!r}")
     return round(seconds)
 
 
 def write_seconds(seconds: int) -> str:
-    """As :func:`parse_seconds` reads it: ``2h 30m``; '' for 0, which is no limit."""
+    """Inverse of :func:`parse_seconds`: ``2h 30m``; empty for 0, which means no limit."""
     parts = []
     for unit in ("d", "h", "m", "s"):
         count, seconds = divmod(seconds, _UNITS[unit])
@@ -45,7 +45,7 @@ def write_seconds(seconds: int) -> str:
 
 
 class DurationField(forms.CharField):
-    """Seconds, written as ``2h 30m``. Left empty it is 0."""
+    """Seconds, entered as ``2h 30m``. An empty field is 0."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"required": False, "max_length": 40} | options)
@@ -61,26 +61,26 @@ class DurationField(forms.CharField):
         return write_seconds(value) if isinstance(value, int) else value
 
     def run_validators(self, value: Any) -> None:
-        """Those of a text do not fit a number; the bounds are in :func:`parse_seconds`."""
+        """Skip the validators of text; :func:`parse_seconds` checks the bounds."""
 
 
-class TellingSelect(forms.Select):
-    """A select whose options carry ``data-`` attributes, for the browser to choose by."""
+class DataSelect(forms.Select):
+    """A select whose options carry ``data-`` attributes, which the page's script filters by."""
 
     def __init__(self, data: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         super().__init__(**options)
         self.data = data
 
     def create_option(self, name: str, value: Any, *args: Any, **options: Any) -> Any:
-        made = super().create_option(name, value, *args, **options)
-        for key, told in self.data.get(str(value), {}).items():
-            if told not in (None, "", False):
-                made["attrs"][f"data-{key}"] = "1" if told is True else str(told)
-        return made
+        option = super().create_option(name, value, *args, **options)
+        for key, item in self.data.get(str(value), {}).items():
+            if item not in (None, "", False):
+                option["attrs"][f"data-{key}"] = "1" if item is True else str(item)
+        return option
 
 
 def setting_field(spec: SettingSpec) -> forms.Field:
-    """A form field for one group setting. Bounds are left to the schema, which words the error."""
+    """A form field for one group setting. The schema checks the bounds and words the error."""
     if spec.kind == "choice":
         return forms.ChoiceField(
             label=spec.label, help_text=spec.help, choices=[(c, c) for c in spec.choices]
@@ -100,14 +100,27 @@ def bounds(spec: SettingSpec) -> Any:
 
 
 _NAMES = frozenset(
-    {"data", "rendezvous", "image", "region", "function", "arguments", "model", "revision",
-     "config", "tokenizer", "data_config", "data_split", "text_column"}
-)  # fmt: skip
-"""Fields whose words no spell checker knows."""
+    [
+        "data",
+        "rendezvous",
+        "image",
+        "region",
+        "function",
+        "arguments",
+        "model",
+        "revision",
+        "config",
+        "tokenizer",
+        "data_config",
+        "data_split",
+        "text_column",
+    ]
+)
+"""Fields without spell checking."""
 
 
-def dress(form: forms.Form) -> None:
-    """The look all inputs share, and no help from browsers that remember other people's runs."""
+def style_inputs(form: forms.Form) -> None:
+    """Set the CSS class of the inputs, and turn off autocompletion from earlier forms."""
     for name, field in form.fields.items():
         if isinstance(field.widget, forms.RadioSelect | forms.HiddenInput | forms.CheckboxInput):
             continue

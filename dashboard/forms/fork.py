@@ -1,5 +1,5 @@
-"""The part of the submit form that says whose weights a run begins with. It is there only where
-somebody chose *Fork* at a run; a form without it begins with weights of its own."""
+"""The fork part of the submit form: the run and the checkpoint to start from. It is only shown for
+forks; without it a run starts from new weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 
 from runs.models import Run
+from runs.queries import run_page
 from runs.submit.clone_and_fork import forkable
 from runs.submit.run_draft import Fork
 
@@ -19,16 +20,16 @@ class ForkForm(forms.Form):
         required=False,
         coerce=int,
         empty_value=None,
-        help_text="The newest checkpoints are kept.",
+        help_text="Older checkpoints are deleted.",
     )
     fork_outer = forms.BooleanField(
-        label="Take over the outer optimizer's state",
+        label="Restore the outer optimizer",
         required=False,
-        help_text="Its momentum. Needs the same fragments.",
+        help_text="Keeps its momentum. The number of fragments must be the same.",
     )
 
     def offer_rounds(self) -> None:
-        """Offer the rounds of the run that the form names."""
+        """Offer the checkpoints of the run that the form refers to."""
         field = self.fields["fork_round"]
         assert isinstance(field, forms.ChoiceField)
         rounds = forkable(self.origin) if self.origin else []
@@ -36,14 +37,14 @@ class ForkForm(forms.Form):
 
     @property
     def origin(self) -> Run | None:
-        """The run it is forked from."""
+        """The run to fork."""
         if not hasattr(self, "_origin"):
-            given = self["fork_run"].value()
+            value = self["fork_run"].value()
             try:
-                pk = self.fields["fork_run"].clean(given)
+                pk = self.fields["fork_run"].clean(value)
             except forms.ValidationError:
                 pk = None
-            self._origin = Run.objects.filter(pk=pk).first() if pk else None
+            self._origin = run_page.by_id(pk)
         return self._origin
 
     def fork(self) -> Fork | None:

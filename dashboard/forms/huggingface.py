@@ -1,5 +1,5 @@
-"""The part of the submit form for a language model of Transformers: which model, and of its data
-what the other workloads do not ask. Names are :class:`HuggingFaceWorkload`'s own."""
+"""The Hugging Face part of the submit form: a Transformers language model and its data. Field names
+are those of :class:`HuggingFaceWorkload`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from diloco.protocol.workload import DATA_FORMATS, STDLIB, HuggingFaceWorkload
 
 HF = HuggingFaceWorkload.kind
 OF_HF = (
-    "model", "revision", "config", "tokenizer", "context", "data_format", "data_config",
-    "data_split", "text_column", "documents", "eval_tokens",
-)  # fmt: skip
+    "model",
+    "revision",
+    "config",
+    "tokenizer",
+    "context",
+    "data_format",
+    "data_config",
+    "data_split",
+    "text_column",
+    "documents",
+    "eval_tokens",
+)
 
-_FORMATS = {"auto": "By the files' names", "dataset": "A data set's directory"}
+_FORMATS = {"auto": "From the file names", "dataset": "Saved data set (directory)"}
 
 
 class HuggingFaceForm(forms.Form):
@@ -25,62 +34,70 @@ class HuggingFaceForm(forms.Form):
         label="Model",
         required=False,
         max_length=300,
-        help_text="On the hub, such as HuggingFaceTB/SmolLM2-135M, or a directory that every "
-        "replica has.",
+        help_text="Name on the Hugging Face Hub, e.g. HuggingFaceTB/SmolLM2-135M, or a directory "
+        "on every replica.",
     )
     revision = forms.CharField(
         label="Revision", required=False, max_length=100, help_text="Branch, tag or commit."
     )
     config = forms.CharField(
-        label="Or a configuration",
+        label="Configuration",
         required=False,
         max_length=100_000,
         widget=forms.Textarea(attrs={"rows": 3}),
-        help_text="A config.json, in place of a model: it is trained from scratch.",
+        help_text="A config.json instead of a model. Trains from scratch.",
     )
     tokenizer = forms.CharField(
         label="Tokenizer",
         required=False,
         max_length=300,
-        help_text="On the hub, a directory, or bytes. Empty: the model's own; bytes for a "
-        "configuration.",
+        help_text="Name on the hub, a directory, or bytes. Leave empty for the model's own "
+        "tokenizer, or bytes with a configuration.",
     )
     context = forms.IntegerField(label="Context", min_value=1, max_value=2**20)
     eval_tokens = forms.IntegerField(
-        label="Evaluation", min_value=1, help_text="How much held-out text one evaluation reads."
+        label="Evaluation", min_value=1, help_text="Held-out tokens per evaluation."
     )
     data_format = forms.ChoiceField(
-        label="Format", choices=[(one, _FORMATS.get(one, one)) for one in DATA_FORMATS]
+        label="Format", choices=[(name, _FORMATS.get(name, name)) for name in DATA_FORMATS]
     )
     data_config = forms.CharField(
         label="Subset", required=False, max_length=100, help_text="Of a data set on the hub."
     )
     data_split = forms.CharField(label="Split", required=False, max_length=100)
     text_column = forms.CharField(
-        label="Column", required=False, max_length=100, help_text="Where a row has its text."
+        label="Column", required=False, max_length=100, help_text="Column with the text."
     )
     documents = forms.IntegerField(
-        label="Documents", min_value=0, help_text="Only so many from the start; 0: all."
+        label="Documents", min_value=0, help_text="Use only the first ones. 0 uses all."
     )
 
     @property
     def of_data(self) -> list[forms.BoundField]:
-        """What is asked of its data alone."""
+        """The fields of its data only."""
         return [self[name] for name in OF_HF[OF_HF.index("data_format") : -1]]
 
     def huggingface(self, data: str) -> HuggingFaceWorkload:
-        """Of a form that is valid. :class:`SettingsError` with the form's field."""
+        """The workload of a valid form. Raises :class:`SettingsError` with the form's field."""
         values = {name: self.cleaned_data[name] for name in OF_HF}
         texts = {name: v.strip() for name, v in values.items() if isinstance(v, str)}
         return HuggingFaceWorkload(**values | texts, data=data)
 
 
 def parse_object(text: str) -> Any:
-    """JSON as it was typed. Raises ``ValueError``."""
+    """Parse JSON. Raises ``ValueError``."""
     try:
         return json.loads(text or "{}")
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("nested too deeply") from None
+
+
+def clean_object(form: forms.Form, cleaned: dict[str, Any], name: str) -> None:
+    """Replace the text of a field by the JSON object in it, or add an error."""
+    try:
+        cleaned[name] = parse_object(cleaned.get(name, ""))
+    except ValueError as error:
+        form.add_error(name, f"expected a JSON object: {error}")
 
 
 def write_object(value: Mapping[str, Any]) -> str:
@@ -88,9 +105,9 @@ def write_object(value: Mapping[str, Any]) -> str:
 
 
 def initial_of_huggingface(workload: Any) -> dict[str, Any]:
-    """Its fields as the form shows them; of another kind, what they are without."""
+    """Initial values of the form; defaults for a workload of another kind."""
     if not isinstance(workload, HuggingFaceWorkload):
-        # Neither model nor configuration: the one thing somebody has to say.
+        # The class requires a model or a configuration; the form leaves both empty.
         workload = HuggingFaceWorkload(model="none", data=STDLIB)
         return {name: getattr(workload, name) for name in OF_HF} | {"model": "", "config": ""}
     return {name: getattr(workload, name) for name in OF_HF} | {

@@ -1,7 +1,7 @@
-"""The planner's inputs: read from the address, which holds all of them, and written back into it.
+"""The planner's form. The URL holds all inputs.
 
-Numbers are taken as people write them (``1B``, ``500k``). Group settings have the fields they have
-in the submit form. What is allowed is said here once: the API's question has :func:`bounds_of` too.
+Numbers can have suffixes (``1B``, ``500k``). Group settings have the same fields as in the submit
+form. The bounds are declared here; the API uses them through :func:`bounds_of`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from urllib.parse import urlencode
 
 from django import forms
 
-from dashboard.forms.fields import dress, setting_field
+from dashboard.forms.fields import setting_field, style_inputs
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from executors.registry import BACKENDS
 from runs.backends.executors import catalogue
-from runs.submit.planner import Question
+from runs.submit.planner import PlannerInputs
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kMGBT]?)\s*", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
-EXAMPLE = Question(
+EXAMPLE = PlannerInputs(
     parameters=1_000_000_000,
     num_replicas=8,
     sync_every=100,
@@ -36,28 +36,35 @@ EXAMPLE = Question(
     mtbf_h=24.0,
     usd_h=2.0,
 )
-"""What the planner shows to somebody who says nothing."""
+"""The planner's default inputs."""
 
 GROUP_SETTINGS = (
-    "num_replicas", "sync_every", "codec", "num_fragments", "overlap_steps", "reduce_plan",
+    "num_replicas",
+    "sync_every",
+    "codec",
+    "mean_codec",
+    "num_fragments",
+    "overlap_steps",
+    "reduce_plan",
     "min_quorum",
-)  # fmt: skip
+)
 
 SHORT_HELP = {
     "num_replicas": "",
-    "sync_every": "Between two exchanges.",
-    "codec": "Of what is exchanged.",
+    "sync_every": "Between exchanges.",
+    "codec": "Compression of exchanges.",
+    "mean_codec": "Compression of the mean.",
     "num_fragments": "Exchanged in turn.",
-    "overlap_steps": "Hide that much of an exchange.",
-    "reduce_plan": "auto: the fastest.",
-    "min_quorum": "With fewer the run waits.",
+    "overlap_steps": "Compute during an exchange.",
+    "reduce_plan": "auto picks the fastest.",
+    "min_quorum": "With fewer replicas the run waits.",
 }
-"""The submit form says more; here there is a curve that shows what a setting does."""
+"""Shorter help than in the submit form: the planner's charts show the effect of a setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a number may be, both ends included; or, with ``choices``, a word."""
+    """Inclusive bounds of a number, or the ``choices`` of a text."""
 
     least: float = 0
     most: float = 1e18
@@ -66,7 +73,7 @@ class Bounds:
 
 
 class NumberField(forms.CharField):
-    """``1B``, ``150M``, ``500k``, ``1e9``, ``2.5``; of ``whole`` numbers the value is an int."""
+    """A number such as ``1B``, ``150M``, ``500k``, ``1e9``, ``2.5``; an int if ``whole``."""
 
     def __init__(
         self, *, least: float = 0, most: float = 1e18, whole: bool = False, **options: Any
@@ -78,33 +85,31 @@ class NumberField(forms.CharField):
         text = super().to_python(value)
         if not text:
             return None
-        found = _NUMBER.fullmatch(text)
+        match = _NUMBER.fullmatch(text)
         try:
-            number = float(found[1].replace(",", "")) * _TIMES[found[2].lower()] if found else None
+            number = float(match[1].replace(",", "")) * _TIMES[match[2].lower()] if match else None
         except ValueError:
             number = None
         if number is None:
-            raise forms.ValidationError(
-                f"expected a number such as 2.5, 500k or 1B, found {text!r}"
-            )
+            raise forms.ValidationError(f"Enter a number such as 2.5, 500k or 1B, not {text!r}")
         bounds = self.bounds
         if not bounds.least <= number <= bounds.most:
             raise forms.ValidationError(
-                f"expected {bounds.least:g} or more, at most {bounds.most:g}, found {text!r}"
+                f"Enter a number from {bounds.least:g} to {bounds.most:g}, not {text!r}"
             )
         if bounds.whole and number != int(number):
-            raise forms.ValidationError(f"expected a whole number, found {text!r}")
+            raise forms.ValidationError(f"Enter a whole number, not {text!r}")
         return int(number) if bounds.whole else number
 
     def prepare_value(self, value: Any) -> Any:
         return write_number(value) if isinstance(value, int | float) else value
 
     def run_validators(self, value: Any) -> None:
-        """Those of a text do not fit a number."""
+        """Skip the validators of text; ``to_python`` checks the bounds."""
 
 
 def write_number(value: float) -> str:
-    """As :class:`NumberField` reads it, without losing a digit: ``20B``, ``65536``, ``0.1``."""
+    """Inverse of :class:`NumberField`, without losing a digit: ``20B``, ``65536``, ``0.1``."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= size and float(f"{value / size:.4g}") * size == value:
             return f"{value / size:.4g}{suffix}"
@@ -112,60 +117,66 @@ def write_number(value: float) -> str:
 
 
 class PlannerForm(forms.Form):
-    """Field names are :class:`~runs.submit.planner.Question`'s, and ``hardware``.
+    """Field names are :class:`~runs.submit.planner.PlannerInputs`'s, and ``hardware``.
 
-    Times and bandwidths begin where they still mean something: of 1e-300 the arithmetic makes
-    numbers that no float holds.
+    The lower bounds of times and bandwidths keep the arithmetic within the range of a float.
     """
 
     parameters = NumberField(
-        label="Parameters", least=1, most=1e14, whole=True, help_text="Such as 150M or 1B."
+        label="Parameters", least=1, most=1e14, whole=True, help_text="E.g. 150M or 1B."
     )
     tokens = NumberField(
-        label="Tokens to train", least=1, most=9e15, whole=True, help_text="Of all replicas."
+        label="Tokens to train", least=1, most=9e15, whole=True, help_text="All replicas."
     )
     hardware = forms.ChoiceField(
-        label="Hardware", required=False, help_text="Gives the price. Measure the step time."
+        label="Hardware", required=False, help_text="Sets the price. Measure the step time."
     )
     step_s = NumberField(
-        label="Inner step", least=1e-6, most=86_400, help_text="Of one replica, measured."
+        label="Inner step", least=1e-6, most=86_400, help_text="Measured on one replica."
     )
     tokens_per_step = NumberField(
-        label="Tokens a step", least=1, most=1e10, whole=True, help_text="Of one replica."
+        label="Tokens per step", least=1, most=1e10, whole=True, help_text="One replica."
     )
     mbit_s = NumberField(
-        label="Bandwidth", least=1e-3, most=1e7,
-        help_text="Of one replica to the bucket, each way.",
-    )  # fmt: skip
+        label="Bandwidth",
+        least=1e-3,
+        most=1e7,
+        help_text="Replica to bucket, each way.",
+    )
     latency_s = NumberField(
-        label="Store latency", most=60, help_text="Until the first byte of a request."
+        label="Store latency", most=60, help_text="Time to the first byte of a request."
     )
     mtbf_h = NumberField(
-        label="A replica fails every", least=1e-3, most=1e6, required=False,
-        help_text="Mean time of one replica. Empty: never.",
-    )  # fmt: skip
+        label="Time between failures",
+        least=1e-3,
+        most=1e6,
+        required=False,
+        help_text="Mean of one replica. Leave empty for never.",
+    )
     replace_s = NumberField(
-        label="Replaced after", most=1e6, help_text="From its death to its successor's start."
+        label="Replacement time", most=1e6, help_text="From a failure to the new replica's start."
     )
     usd_h = NumberField(
-        label="Price", most=1e5, required=False,
-        help_text="Of one replica. Empty: the hardware's list price.",
-    )  # fmt: skip
+        label="Price",
+        most=1e5,
+        required=False,
+        help_text="Per replica. Leave empty for the list price.",
+    )
     egress_usd_gb = NumberField(
-        label="Egress", most=100, help_text="Of each GB read. 0 in the bucket's own region."
+        label="Egress", most=100, help_text="Per GB read. 0 in the bucket's own region."
     )
 
     def __init__(self, data: Any = None) -> None:
-        # An address that names a few inputs means the example's values for the others.
-        given = {**initial_of(EXAMPLE), "hardware": "", **_first(data or {})}
-        super().__init__(given)
+        # Inputs that the URL leaves out have the values of the example.
+        values = {**initial_of(EXAMPLE), "hardware": "", **_first(data or {})}
+        super().__init__(values)
         for spec in setting_fields():
             if spec.name in GROUP_SETTINGS:
                 self.fields[spec.name] = setting_field(spec)
         for name, text in SHORT_HELP.items():
             self.fields[name].help_text = text
         self._hardware()
-        dress(self)
+        style_inputs(self)
 
     def _hardware(self) -> None:
         field = self.fields["hardware"]
@@ -178,34 +189,34 @@ class PlannerForm(forms.Form):
             for backend, label in BACKENDS.items()
         ]
 
-    def question(self) -> Question | None:
+    def question(self) -> PlannerInputs | None:
         """None with errors at their fields."""
         if not self.is_valid():
             return None
-        names = {field.name for field in dataclasses.fields(Question)}
+        names = {field.name for field in dataclasses.fields(PlannerInputs)}
         values = {name: value for name, value in self.cleaned_data.items() if name in names}
         if values["usd_h"] is None:
             values["usd_h"] = self.list_price()
-        return Question(**values)
+        return PlannerInputs(**values)
 
     def list_price(self) -> float | None:
-        """Of the hardware that was chosen, where the list knows one."""
+        """List price of the chosen hardware, or None if it is not known."""
         backend, _, name = self.cleaned_data.get("hardware", "").partition(":")
-        found = catalogue().get(backend, name)
-        return None if found is None else found.price_usd_h
+        hardware = catalogue().get(backend, name)
+        return None if hardware is None else hardware.price_usd_h
 
     def point_at(self, field: str, message: str) -> None:
         self.add_error(field if field in self.fields else None, message)
 
     def query(self, **changes: Any) -> str:
-        """Of an address with these inputs, in a fixed order; what is empty is named, so that it
-        stays empty."""
+        """Query string with these inputs in a fixed order. Empty inputs are included, so that they
+        stay empty."""
         values = {name: self[name].value() for name in self.fields} | changes
         return urlencode({name: "" if v is None else v for name, v in values.items()})
 
 
 def bounds_of(name: str) -> Bounds:
-    """Of a field of :class:`~runs.submit.planner.Question`."""
+    """Of a field of :class:`~runs.submit.planner.PlannerInputs`."""
     field = PlannerForm.base_fields.get(name)
     if isinstance(field, NumberField):
         return field.bounds
@@ -216,14 +227,14 @@ def bounds_of(name: str) -> Bounds:
     return Bounds(least=spec.minimum, most=spec.maximum, whole=spec.kind == "int")
 
 
-def initial_of(question: Question) -> dict[str, str]:
+def initial_of(question: PlannerInputs) -> dict[str, str]:
     return {
         name: value if isinstance(value, str) else "" if value is None else write_number(value)
         for name, value in dataclasses.asdict(question).items()
     }
 
 
-def form_query(form: PlannerForm, question: Question, rounds: int | None) -> str:
+def form_query(form: PlannerForm, question: PlannerInputs, rounds: int | None) -> str:
     """Of the submit form's address: what it takes over of a plan of so many rounds."""
     backend, _, hardware = form.cleaned_data.get("hardware", "").partition(":")
     values: dict[str, Any] = {name: getattr(question, name) for name in GROUP_SETTINGS}
@@ -242,5 +253,5 @@ def form_query(form: PlannerForm, question: Question, rounds: int | None) -> str
 
 
 def _first(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a query, the last value of each name."""
+    """The last value of each query parameter."""
     return {name: data[name] for name in data}

@@ -1,8 +1,9 @@
-"""A row of the submit form: replicas on one backend and hardware. The run page adds pools with it.
+"""The form of one pool: replicas on one backend and hardware. Used as a row of the submit form, and
+to add a pool to a run.
 
-Names are ``pools.<index>.<field>``, as :class:`~runs.exceptions.InvalidRun` names them. Hardware is
-chosen as ``backend:name``, because two backends may call different machines alike; a browser shows
-the chosen backend's only, and without JavaScript they stand in groups.
+Field names are ``pools.<index>.<field>``, as in :class:`~runs.exceptions.InvalidRun`. The value of
+hardware is ``backend:name``, because names are only unique within a backend. The script hides other
+backends' hardware; without JavaScript the options are grouped.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from typing import Any
 from django import forms
 from django.contrib.auth.models import User
 
-from dashboard.forms.fields import DurationField, TellingSelect, dress
+from dashboard.forms.fields import DataSelect, DurationField, style_inputs
 from dashboard.forms.huggingface import parse_object
 from dashboard.presentation import formats
 from executors.base import Capabilities
 from executors.catalogue import Hardware
-from executors.registry import BACKENDS
+from executors.options import Option, is_fixed
+from executors.registry import BACKENDS, DESCRIPTIONS, ON_SERVER
 from runs.backends.executors import capabilities_of, catalogue, usable_backends
-from runs.local_access import LOCAL, can_use_local
-from runs.models import Credential, Webhook
+from runs.local_access import can_use_local
+from runs.queries import named
 from runs.submit.run_draft import PoolDraft
 
 ROWS = 32
-"""Pools a form takes."""
+"""Maximum number of pools in a form."""
 
 _ROW = re.compile(r"pools\.(\d{1,4})\.\w+")
 
@@ -37,36 +39,36 @@ Choices = list[tuple[str, str | list[tuple[str, str]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolChoices:
-    """What every row offers, read once for all of them. ``told`` is by value of an option."""
+    """Options of all pool rows, loaded once. ``option_data`` has the data attributes by value."""
 
     backends: Choices
     hardware: Choices
     credentials: Choices
     stores: Choices
     webhooks: list[tuple[str, str]]
-    told: Mapping[str, Mapping[str, Any]]
+    option_data: Mapping[str, Mapping[str, Any]]
     first: PoolDraft
-    """What a new row shows: a backend that the user has permission for, if there is one."""
+    """The initial pool of a new row: a backend that the user can use, if there is one."""
 
     @classmethod
     def load(cls, user: User | None = None) -> PoolChoices:
-        """Two queries; the catalogue is in memory. With ``user``, a backend that they have no
-        permission for says so."""
+        """Load the options with two queries. With ``user``, backends that they cannot use are
+        marked."""
         backends = usable_backends()
         by_kind: dict[str, list[tuple[str, str]]] = {}
-        told: dict[str, dict[str, Any]] = {}
-        for credential in Credential.objects.order_by("name"):
+        option_data: dict[str, dict[str, Any]] = {}
+        for credential in named.credentials():
             pk, kind = str(credential.pk), credential.kind
             by_kind.setdefault(kind, []).append((pk, credential.name))
-            told[pk] = {"backend": kind}
+            option_data[pk] = {"backend": kind}
             if kind in backends:
-                told[pk] |= _can(capabilities_of(kind, credential))
+                option_data[pk] |= _capability_data(capabilities_of(kind, credential))
         hardware: Choices = []
         for backend, label in backends.items():
-            found = catalogue().of(backend)
-            told[backend] = _can(capabilities_of(backend))
-            told |= {f"{backend}:{h.name}": _costs(h) for h in found}
-            hardware.append((label, [(f"{backend}:{h.name}", hardware_text(h)) for h in found]))
+            machines = catalogue().of(backend)
+            option_data[backend] = _capability_data(capabilities_of(backend))
+            option_data |= {f"{backend}:{h.name}": _price_data(h) for h in machines}
+            hardware.append((label, [(f"{backend}:{h.name}", hardware_text(h)) for h in machines]))
         return cls(
             backends=[
                 (backend, _permitted(backend, label, user)) for backend, label in backends.items()
@@ -77,23 +79,20 @@ class PoolChoices:
                 *((backends[kind], of) for kind, of in by_kind.items() if kind in backends),
             ],
             stores=[("", "Server environment"), *by_kind.get("store", [])],
-            webhooks=[
-                (str(pk), name)
-                for pk, name in Webhook.objects.filter(enabled=True).values_list("pk", "name")
-            ],
-            told=told,
+            webhooks=[(str(pk), name) for pk, name in named.webhooks(enabled=True).items()],
+            option_data=option_data,
             first=_first_pool(user, backends),
         )
 
 
 def _permitted(backend: str, label: str, user: User | None) -> str:
-    if backend != LOCAL or user is None or can_use_local(user):
+    if backend not in ON_SERVER or user is None or can_use_local(user):
         return label
     return f"{label} (not permitted: ask an administrator)"
 
 
-def _can(can: Capabilities) -> dict[str, Any]:
-    """As ``data-`` attributes: of a backend, and of a credential, whose options may differ."""
+def _capability_data(can: Capabilities) -> dict[str, Any]:
+    """Data attributes of a backend, or of a credential, whose capabilities can differ."""
     return {
         "remote": can.remote,
         "regions": "|".join(can.regions),
@@ -103,7 +102,7 @@ def _can(can: Capabilities) -> dict[str, Any]:
     }
 
 
-def _costs(hardware: Hardware) -> dict[str, Any]:
+def _price_data(hardware: Hardware) -> dict[str, Any]:
     return {
         "backend": hardware.backend,
         "price": None if hardware.price_usd_h is None else f"{hardware.price_usd_h:g}",
@@ -116,10 +115,10 @@ def hardware_text(hardware: Hardware) -> str:
     parts = [hardware.label]
     if hardware.gpu_memory_gib is not None:
         parts.append(f"{hardware.gpu_memory_gib:g} GiB GPU")
-    said = re.findall(r"[\d.]+ (?:v?CPU|core|GiB)", hardware.label)  # some labels say all of it
-    if hardware.cpus is not None and not said:
+    has_all = re.findall(r"[\d.]+ (?:v?CPU|core|GiB)", hardware.label)  # some labels are complete
+    if hardware.cpus is not None and not has_all:
         parts.append(f"{hardware.cpus:g} CPU{'' if hardware.cpus == 1 else 's'}")
-    if hardware.memory_gib is not None and not said:
+    if hardware.memory_gib is not None and not has_all:
         parts.append(f"{hardware.memory_gib:g} GiB")
     if hardware.price_usd_h is None:
         parts.append("price unknown")
@@ -128,49 +127,59 @@ def hardware_text(hardware: Hardware) -> str:
     return " · ".join(parts)
 
 
+def option_help() -> list[tuple[str, list[Option]]]:
+    """Label of each backend, and the options that a pool can set on it."""
+    return [
+        (label, [option for option in declared.values() if not is_fixed(option)])
+        for name, label in usable_backends().items()
+        if (declared := DESCRIPTIONS[name].declared_options)
+    ]
+
+
 class PoolForm(forms.Form):
-    """Field names are :class:`~runs.submit.run_draft.PoolDraft`'s."""
+    """Field names are those of :class:`~runs.submit.run_draft.PoolDraft`."""
 
     backend = forms.ChoiceField(label="Backend")
     hardware = forms.ChoiceField(label="Hardware")
     count = forms.IntegerField(label="Replicas", min_value=1, max_value=1024)
     credential = forms.ChoiceField(label="Credential", required=False)
     region = forms.CharField(
-        label="Region", required=False, max_length=64, help_text="Empty: the backend's choice."
+        label="Region", required=False, max_length=64, help_text="Leave empty for any region."
     )
     timeout_s = DurationField(
-        label="Deadline of a job",
-        help_text="Such as 1d 6h; then the replica goes on in a new job. "
-        "Empty: the longest allowed.",
+        label="Job time limit",
+        help_text="E.g. 1d 6h. The replica then continues in a new job. "
+        "Leave empty for the longest allowed.",
     )
     image = forms.CharField(
         label="Image",
         required=False,
         max_length=300,
-        help_text="Empty: the backend's default.",
+        help_text="Leave empty for the backend's default.",
     )
     price_usd_h = forms.FloatField(
         label="Price",
         required=False,
         min_value=0,
-        help_text="Of one replica; the list does not know it. Empty: unknown.",
+        help_text="Per replica. Not in the price list. Leave empty if unknown.",
     )
     max_price_usd_h = forms.FloatField(
         label="Max price",
         required=False,
         min_value=0,
-        help_text="Of one replica. What costs more is not launched. Empty: any.",
+        help_text="Per replica. More expensive machines won't be launched. Leave empty for no "
+        "limit.",
     )
     options = forms.CharField(
         label="Options",
         required=False,
         max_length=20_000,
-        help_text="The backend's own, as a JSON object.",
+        help_text="Backend-specific options as a JSON object.",
     )
     spot = forms.BooleanField(
         label="Spot",
         required=False,
-        help_text="Cheaper machines that may be taken away at any time.",
+        help_text="Cheaper, but the provider can reclaim the machine at any time.",
     )
 
     def __init__(
@@ -190,9 +199,9 @@ class PoolForm(forms.Form):
         ):
             field = self.fields[name]
             assert isinstance(field, forms.ChoiceField)
-            field.widget = TellingSelect(choices.told)
+            field.widget = DataSelect(choices.option_data)
             field.choices = options
-        dress(self)
+        style_inputs(self)
 
     def add_prefix(self, field_name: str) -> str:
         return f"{self.prefix}.{field_name}"
@@ -226,7 +235,7 @@ class PoolForm(forms.Form):
         return cleaned
 
     def draft(self) -> PoolDraft:
-        """Of a row that is valid."""
+        """The pool of a valid row."""
         values = self.cleaned_data
         return PoolDraft(
             **{
@@ -238,13 +247,13 @@ class PoolForm(forms.Form):
         )
 
     def forget_errors(self) -> None:
-        """Show what was typed as it is: the row was sent to be changed, not to be launched."""
+        """Show the input without errors: the row was posted to change it, not to launch."""
         self._errors = forms.utils.ErrorDict()
         self.cleaned_data = {}
 
     def place(self, field: str, message: str) -> None:
-        """Put a domain error at its field, or at the backend where the row has no such field."""
-        self.is_valid()  # before, there is no place for errors
+        """Attach a domain error to its field, or to the backend if the row has no such field."""
+        self.is_valid()  # creates the error list
         self.add_error(field if field in self.fields else "backend", message)
 
     def named_errors(self) -> Iterator[tuple[str, list[str]]]:
@@ -258,17 +267,17 @@ class PoolForm(forms.Form):
 def _first_pool(user: User | None, backends: Iterable[str]) -> PoolDraft:
     if user is None or can_use_local(user):
         return PoolDraft()
-    found = (
+    drafts = (
         PoolDraft(backend=backend, hardware=hardware.name)
         for backend in backends
-        if backend != PoolDraft.backend
+        if backend not in ON_SERVER
         for hardware in catalogue().of(backend)
     )
-    return next(found, PoolDraft())
+    return next(drafts, PoolDraft())
 
 
 def initial_of(pool: PoolDraft) -> dict[str, Any]:
-    """A pool as its row shows it."""
+    """Initial values of a row."""
     return {
         **{field.name: getattr(pool, field.name) for field in fields(PoolDraft)},
         "hardware": f"{pool.backend}:{pool.hardware}",
@@ -278,6 +287,6 @@ def initial_of(pool: PoolDraft) -> dict[str, Any]:
 
 
 def posted_rows(data: Any) -> list[int]:
-    """Indices of the rows in what was sent, in order. Rows that were removed leave gaps."""
-    found = {int(match[1]) for name in data if (match := _ROW.fullmatch(name))}
-    return sorted(found)[:ROWS]
+    """Indices of the posted rows, in order. Removed rows leave gaps."""
+    indices = {int(match[1]) for name in data if (match := _ROW.fullmatch(name))}
+    return sorted(indices)[:ROWS]

@@ -1,8 +1,9 @@
-"""The submit form: what is trained, on which pools, within which limits.
+"""The submit form: the workload, its pools, and its limits. The fields of a fork, a custom
+function and a Hugging Face model are in separate modules.
 
-Group settings get one field each, made from their schema. Field names are those that
-:class:`~diloco.protocol.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun` use, so
-that an error finds its field.
+Each group setting has a field built from its schema. Field names are those of
+:class:`~diloco.protocol.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun`, so that
+an error finds its field.
 """
 
 from __future__ import annotations
@@ -11,74 +12,121 @@ from typing import Any
 
 from django import forms
 
-from dashboard.forms.fields import DurationField, dress, setting_field
+from dashboard.forms.custom import CUSTOM, OF_CUSTOM, CustomForm, initial_of_custom
+from dashboard.forms.fields import DurationField, setting_field, style_inputs
 from dashboard.forms.fork import ForkForm, initial_of_fork
+from dashboard.forms.huggingface import (
+    HF,
+    OF_HF,
+    HuggingFaceForm,
+    clean_object,
+    initial_of_huggingface,
+)
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
-from dashboard.forms.workload import WorkloadForm, initial_of_workload
 from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from runs.submit.run_draft import RunDraft
+from diloco.protocol.workload import GPT_SIZES, STDLIB, ByteGPTWorkload, HuggingFaceWorkload
+from runs.submit.run_draft import RunDraft, Workload
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
-"""Settings without a field of their own: the pools, and the start policy, say them."""
+"""Settings without a field: they follow from the pools and from the field ``start``."""
+
+GPT = ByteGPTWorkload.kind
+_DATA = ("data_source", "data")
+FIELDS: dict[str, tuple[str, ...]] = {
+    GPT: ("size", "eval_bytes", *_DATA),
+    HF: (*OF_HF, *_DATA),
+    CUSTOM: OF_CUSTOM,
+}
+"""Fields of each kind of workload."""
 
 START = {
-    "wait": "Whoever came within the wait at the start",
-    "quorum": "As soon as the minimum quorum is ready",
-    "all": "Only when all replicas are ready",
+    "wait": "The replicas that are ready after the wait at the start",
+    "quorum": "The minimum quorum, once it is ready",
+    "all": "All replicas, once they are ready",
 }
 
 
-class RunForm(ForkForm, WorkloadForm):
-    name = forms.CharField(
-        label="Name", max_length=80, help_text="What you will look for in the list."
-    )
+class RunForm(ForkForm, CustomForm, HuggingFaceForm):
+    name = forms.CharField(label="Name", max_length=80, help_text="Shown in the list of runs.")
     rendezvous = forms.CharField(
         label="Rendezvous",
         required=False,
         max_length=500,
-        help_text="The folder or bucket prefix all replicas share, for this run alone. "
-        "Left empty, the run gets its own folder under the default.",
+        help_text="Folder or bucket prefix that all replicas of this run share. "
+        "Leave empty for a new folder under the default.",
     )
     store_credential = forms.ChoiceField(
-        label="Credential of the bucket",
+        label="Bucket credential",
         required=False,
-        help_text="Opens the rendezvous, for us and for the replicas.",
+        help_text="Access to the rendezvous, for the server and the replicas.",
     )
     start = forms.ChoiceField(
-        label="First step", choices=list(START.items()), help_text="Who must be there and ready."
+        label="Start with",
+        choices=list(START.items()),
+        help_text="Replicas that take the first step together. Others join later.",
     )
     start_timeout_s = DurationField(
-        label="Give up if not started",
-        help_text="Without a first step by then the run is stopped. Such as 30m; empty: never.",
+        label="Start timeout",
+        help_text="Stop the run if training hasn't started in this time, e.g. 30m. Leave empty to "
+        "wait forever.",
     )
     time_limit_s = DurationField(
         label="Time limit",
-        help_text="Then the run is stopped and its weights are kept. Such as 6h; empty: none.",
+        help_text="Stop the run after this time and keep its weights, e.g. 6h. Leave empty for no "
+        "limit.",
     )
     budget_usd = forms.FloatField(
         label="Budget",
         required=False,
         min_value=0,
-        help_text="When so much has been spent the run is stopped and its weights are kept. "
-        "Empty or 0: none.",
+        help_text="Stop the run once this much is spent and keep its weights. Leave empty for no "
+        "limit.",
     )
     over_budget = forms.BooleanField(
-        label="The estimate is above it: launch anyway, and stop there",
+        label="Launch although the estimate exceeds the budget; stop at the budget",
         required=False,
     )
     max_restarts = forms.IntegerField(
         label="Restarts",
         min_value=0,
         max_value=1000,
-        help_text="How often in a row a replica that failed is launched again.",
+        help_text="A replica that fails more often in a row is not restarted.",
     )
     notify = forms.MultipleChoiceField(
-        label="Who is told of its alerts",
+        label="Webhooks for alerts",
         required=False,
         widget=forms.CheckboxSelectMultiple,
     )
     submit_key = forms.CharField(widget=forms.HiddenInput, max_length=64)
+    workload = forms.ChoiceField(
+        label="Workload",
+        choices=[(GPT, "Byte-level GPT"), (HF, "Hugging Face"), (CUSTOM, "My own code")],
+        widget=forms.RadioSelect,
+        required=False,
+        initial=GPT,
+    )
+    size = forms.ChoiceField(
+        label="Model", widget=forms.RadioSelect, choices=[(name, name) for name in GPT_SIZES]
+    )
+    data_source = forms.ChoiceField(
+        label="Data",
+        choices=[("stdlib", "Python standard library"), ("uri", "My own text")],
+        widget=forms.RadioSelect,
+    )
+    data = forms.CharField(  # type: ignore[assignment]
+        label="Data URI",
+        required=False,
+        max_length=500,
+        help_text="Text files: a file, folder or glob supported by fsspec, e.g. "
+        "file:///data/books or s3://bucket/text/*.txt. Hugging Face models also accept JSON, CSV "
+        "or Parquet files, or a data set on the hub.",
+    )
+    eval_bytes = forms.IntegerField(
+        label="Evaluation text",
+        min_value=1,
+        help_text="Held-out bytes per evaluation.",
+    )
 
     def __init__(
         self,
@@ -97,7 +145,7 @@ class RunForm(ForkForm, WorkloadForm):
         for spec in setting_fields():
             if spec.name not in DERIVED:
                 self.fields[spec.name] = setting_field(spec)
-        dress(self)
+        style_inputs(self)
         self.pools = self._pools(data, (initial or {}).get("pools", ()))
 
     def _choices(self, name: str, choices: Any) -> None:
@@ -111,17 +159,17 @@ class RunForm(ForkForm, WorkloadForm):
                 PoolForm(index=index, choices=self.choices, initial=row)
                 for index, row in enumerate(initial)
             ]
-        # A form without any row shows an empty one, with what is missing in it.
+        # A form without rows shows an empty row with its errors.
         return [
             PoolForm(data, index=index, choices=self.choices) for index in posted_rows(data) or [0]
         ]
 
     def empty_pool(self) -> PoolForm:
-        """The row a browser copies to make another."""
+        """The empty row that the script copies to add a pool."""
         return PoolForm(index="row", choices=self.choices, initial=initial_of(self.choices.first))
 
     def add_pool(self) -> None:
-        """One more row, for a browser without JavaScript."""
+        """Add a row, for browsers without JavaScript."""
         index = max((int(pool.index) for pool in self.pools), default=-1) + 1
         if len(self.pools) < ROWS:
             self.pools.append(
@@ -132,15 +180,42 @@ class RunForm(ForkForm, WorkloadForm):
         if len(self.pools) > 1:
             self.pools = [pool for pool in self.pools if str(pool.index) != index]
 
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        cleaned["workload"] = cleaned.get("workload") or GPT
+        kind = cleaned["workload"]
+        # Ignore input of other kinds: their fields are hidden, and so are their errors.
+        for name in {name for names in FIELDS.values() for name in names} - set(FIELDS[kind]):
+            self.errors.pop(name, None)
+        if kind == CUSTOM:
+            self.clean_custom(cleaned)
+        elif cleaned.get("data_source") == "uri" and not cleaned.get("data", "").strip():
+            self.add_error("data", "Enter a URI of text files.")
+        if kind == HF:
+            clean_object(self, cleaned, "config")
+            model, config = cleaned.get("model", "").strip(), cleaned.get("config")
+            if "config" not in self.errors and bool(model) == bool(config):
+                given = "both" if model else "neither"
+                self.add_error(
+                    "model", f"expected either a model or a configuration, found {given}"
+                )
+        return cleaned
+
+    @property
+    def kind(self) -> str:
+        """The chosen kind; the built-in model if it is missing or unknown."""
+        chosen = self["workload"].value()
+        return str(chosen) if chosen in FIELDS else GPT
+
     def forget_errors(self) -> None:
-        """Show what was typed as it is: the form was sent to be changed, not to be launched."""
+        """Show the input without errors: the form was posted to change it, not to launch."""
         self._errors = forms.utils.ErrorDict()
         self.cleaned_data = {}
         for pool in self.pools:
             pool.forget_errors()
 
     def show_errors(self, errors: dict[str, list[str]]) -> None:
-        """Errors by the name of the input, as :attr:`all_errors` has them."""
+        """Attach errors by input name, in the format of :attr:`all_errors`."""
         by_name = {
             pool.add_prefix(name): (pool, name) for pool in self.pools for name in pool.fields
         }
@@ -150,7 +225,7 @@ class RunForm(ForkForm, WorkloadForm):
                 form.add_error(field, message)
 
     def input_of(self, name: str) -> forms.BoundField | None:
-        """The field of that input, of the form or of one of its rows; None for the form's own."""
+        """The field of an input of the form or of a pool row; None for errors of the whole form."""
         for pool in self.pools:
             if name.startswith(f"{pool.prefix}."):
                 return pool[name.removeprefix(f"{pool.prefix}.")]
@@ -158,21 +233,21 @@ class RunForm(ForkForm, WorkloadForm):
 
     @property
     def all_errors(self) -> dict[str, list[str]]:
-        """By the name of the input, those of the rows included."""
+        """Errors of the form and its pool rows by input name."""
         return {
             **{name: [str(e) for e in errors] for name, errors in self.errors.items()},
             **{name: errors for pool in self.pools for name, errors in pool.named_errors()},
         }
 
     def draft(self) -> RunDraft | None:
-        """What was asked for, or None with errors at their fields."""
+        """The draft of a valid form, or None with errors at the fields."""
         if not all([self.is_valid(), *(pool.is_valid() for pool in self.pools)]):
             return None
         values = self.cleaned_data
         pools = tuple(pool.draft() for pool in self.pools)
         try:
             settings = self._settings(sum(pool.count for pool in pools))
-            workload, archive = self.chosen()
+            workload, archive = self._workload()
         except SettingsError as error:
             self.point_at(error.field, error.message)
             return None
@@ -193,8 +268,19 @@ class RunForm(ForkForm, WorkloadForm):
             notify=self._notify(),
         )
 
+    def _workload(self) -> tuple[Workload, bytes]:
+        """The workload and its archive. Raises :class:`SettingsError` with the form's field."""
+        values = self.cleaned_data
+        if values["workload"] == CUSTOM:
+            return self.custom()
+        data = STDLIB if values["data_source"] == "stdlib" else values["data"].strip()
+        if values["workload"] == HF:
+            return self.huggingface(data), b""
+        size, eval_bytes = values["size"], values["eval_bytes"]
+        return ByteGPTWorkload(size=size, data=data, eval_bytes=eval_bytes), b""
+
     def _notify(self) -> tuple[int, ...] | None:
-        """Ids; None for all there are, those of tomorrow included."""
+        """Ids of the chosen webhooks; None if all are chosen, which includes future ones."""
         chosen = set(self.cleaned_data["notify"])
         if chosen == {value for value, _ in self.choices.webhooks}:
             return None
@@ -209,11 +295,11 @@ class RunForm(ForkForm, WorkloadForm):
         return GroupSettings(**chosen, num_replicas=replicas, start_replicas=start)
 
     def point_at(self, field: str, message: str) -> None:
-        """Put a domain error at the field it belongs to; a pool's is ``pools.<place>.<field>``."""
+        """Attach a domain error to its field; a pool's is ``pools.<index>.<field>``."""
         head, _, rest = field.partition(".")
         if head == "pools" and rest:
-            place, _, name = rest.partition(".")
-            self.pools[int(place)].place(name, message)
+            index, _, name = rest.partition(".")
+            self.pools[int(index)].place(name, message)
         elif field in ("pools", "num_replicas"):
             self.pools[-1].place("count", message)
         else:
@@ -222,13 +308,15 @@ class RunForm(ForkForm, WorkloadForm):
 
 
 def initial_from(draft: RunDraft) -> dict[str, Any]:
-    """A draft as the form shows it."""
+    """Initial values of the form."""
     settings = draft.settings
     starts = {0: "wait", settings.num_replicas: "all"}
     return {
         **{name: exact(value) for name, value in settings.to_dict().items()},
         "name": draft.name,
-        **initial_of_workload(draft.workload),
+        **_initial_of_workload(draft.workload),
+        **initial_of_huggingface(draft.workload),
+        **initial_of_custom(draft.workload),
         **initial_of_fork(draft.fork),
         "pools": [initial_of(pool) for pool in draft.pools],
         "rendezvous": draft.rendezvous,
@@ -239,4 +327,17 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
         "max_restarts": draft.max_restarts,
         **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
+    }
+
+
+def _initial_of_workload(workload: Workload) -> dict[str, Any]:
+    """The kind, and the fields of the built-in model and the data."""
+    gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
+    data = workload.data if isinstance(workload, HuggingFaceWorkload) else gpt.data
+    return {
+        "workload": workload.kind,
+        "size": gpt.size,
+        "data_source": "stdlib" if data == STDLIB else "uri",
+        "data": "" if data == STDLIB else data,
+        "eval_bytes": gpt.eval_bytes,
     }

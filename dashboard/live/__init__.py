@@ -1,1 +1,1 @@
-"""Server-sent events: one reader per web process, fanned out to its viewers."""
+"""Server-sent events: one reader per web process that fans messages out to its viewers."""

@@ -1,4 +1,4 @@
-"""Server-sent events: one reader per web process follows Redis and fans out to its viewers.
+"""Server-sent events: one reader per web process follows Redis and fans messages out to viewers.
 
 ::
 
@@ -6,17 +6,17 @@
                                                   |-----> Viewer
                                                   `-----> ...
 
-A viewer is a browser (its tabs share one stream) and follows *topics*: runs by their id, and
-:data:`LIST`, the headers of all runs. The id of an event is the id in the Redis stream, so a
-browser that reconnects says where it was (``Last-Event-ID``) and is sent what it missed, out of
-the newest messages that the reader keeps. What a viewer cannot be sent (its queue was full, the
-id is too old) becomes a ``resync`` event: load the snapshot again. While Redis is away viewers are
-told by ``feed`` events and poll; a stream never ends because of it. These say as well when no
-worker is at work: then nothing else would come.
+A viewer is a browser (its tabs share one stream). It follows *topics*: runs by their id, and
+:data:`LIST`, the headers of all runs. The id of an event is its id in the Redis stream. A browser
+that reconnects sends its last id (``Last-Event-ID``) and gets the messages that it missed, from the
+replay buffer of the reader. If it cannot (full queue, old id), it gets a
+``resync`` event and loads the snapshot again. While Redis is down, viewers get ``feed`` events and
+poll; streams do not end. ``feed`` events also report that no worker is running, because then no
+messages come.
 
-An idle viewer costs its queue and its socket: no thread, no connection to Redis, and none to the
-database, for views authenticate and close it before they stream. https://html.spec.whatwg.org/
-multipage/server-sent-events.html has the format.
+An idle viewer costs its queue and its socket: no thread and no connection to Redis or the database,
+because views authenticate and close their connection before they stream. The format is described at
+https://html.spec.whatwg.org/multipage/server-sent-events.html.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from dashboard.live.replay import (
     RESYNC,
     ZERO,
     Item,
-    Kept,
     Key,
     Message,
+    ReplayBuffer,
     Viewer,
     id_key,
     is_stream_id,
@@ -67,53 +67,54 @@ LIST = "list"
 """The topic of the runs list."""
 
 HEARTBEAT_S = 15.0
-"""A beat this often keeps proxies from closing an idle stream, finds browsers that left, and
-brings the browser's ``Last-Event-ID`` up to date although nothing was for it."""
+"""Interval of heartbeats. They keep proxies from closing an idle stream, detect browsers that left,
+and update the ``Last-Event-ID`` of the browser."""
 
 MAX_STREAM_S = 900.0
-"""Then the stream ends and the browser comes again, which checks the session anew."""
+"""Maximum duration of a stream. The browser then reconnects, which authenticates it again."""
 
 RECHECK_S = 60.0
-"""So often it is asked whether the viewer may still watch; at the next beat, so a little later."""
+"""Interval for checking whether the viewer is still authorized. The check runs at the next
+heartbeat, so it can be a little later."""
 
 MAX_TOPICS = 64
 PER_SESSION = int(os.environ.get("ARCHIPELAGO_STREAMS_PER_SESSION", "8"))
-"""Streams of one session in one web process. The tabs of a browser share one stream, so more than a
-few are no browser's."""
+"""Streams of one session per web process. The tabs of a browser share one stream, so a browser
+needs only a few."""
 PER_USER = int(os.environ.get("ARCHIPELAGO_STREAMS_PER_USER", "24"))
-"""Streams of one user, who can have several browsers."""
+"""Streams of one user per web process. A user can have several browsers."""
 LOAD_SIZE = 250
 BLOCK_MS = 5000
 RETRY_S = 1.0
 CHECKS = 8
-"""Sign-ins that are looked up at once, each with a database connection of its own."""
+"""Maximum number of concurrent authentications, each with a database connection."""
 
 RETRY_HINT = b"retry: 1500\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"
-LOOK_S = 5.0
-"""How often the reader looks whether a worker is at work."""
+WORKER_CHECK_S = 5.0
+"""Interval for checking whether a worker is running."""
 
 
 class Feed:
-    """Follows the Redis stream for as long as somebody watches."""
+    """Follows the Redis stream while there are viewers."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._viewers: dict[str, set[Viewer]] = {}
         self._all: set[Viewer] = set()
         self._reader: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
-        self.kept = Kept()
+        self._positioned = asyncio.Event()
+        self.replay_buffer = ReplayBuffer()
         self.open: Counter[str] = Counter()
-        """Streams by session and by user, as :func:`holders` names them."""
+        """Number of streams by session and by user; :func:`holders` names the keys."""
         self.checks = asyncio.Semaphore(CHECKS)
         self.ok = False
-        """Whether Redis answered last time."""
+        """Whether Redis responded last time."""
         self.silent_since: str | None = None
-        """As :func:`runs.backends.health.silent_since`."""
+        """See :func:`runs.backends.health.silent_since`."""
 
     def __len__(self) -> int:
-        """How many watch."""
+        """Number of viewers."""
         return len(self._all)
 
     @contextlib.asynccontextmanager
@@ -124,24 +125,24 @@ class Feed:
             self._viewers.setdefault(topic, set()).add(viewer)
         if self._reader is None or self._reader.done():
             self.ok = False
-            self._asked.clear()
+            self._positioned.clear()
             self._reader = asyncio.create_task(self._follow(), name="live-reader")
         else:
             viewer.push(Item(self._frame()))
         try:
-            # Until the reader knows where it starts, a replay could end before that place.
-            await self._asked.wait()
+            # Wait until the position of the reader is set: otherwise a replay could leave a gap.
+            await self._positioned.wait()
             yield viewer
         finally:
             self._forget(viewer)
 
     def is_full(self, holders: Mapping[str, int]) -> bool:
-        """Whether one of them has as many streams as it can have."""
+        """Whether one of the holders has reached its limit of streams."""
         return any(self.open[holder] >= limit for holder, limit in holders.items())
 
     @contextlib.contextmanager
     def hold(self, holders: Mapping[str, int]) -> Iterator[bool]:
-        """Count a stream for as long as it lasts; False if it is one too many."""
+        """Count a stream while it is open. Yields False if it exceeds a limit."""
         if self.is_full(holders):
             yield False
             return
@@ -166,49 +167,53 @@ class Feed:
             self._reader = None
 
     async def _follow(self) -> None:
-        # Python's wait_for, which the client uses, may swallow a cancellation: hence the question.
-        me = asyncio.current_task()
+        # wait_for, which the client uses, can swallow a cancellation: hence the check.
+        own_task = asyncio.current_task()
         first = True
-        while self._reader is me:
+        while self._reader is own_task:
             redis = Redis.from_url(
-                self._url, decode_responses=True, socket_connect_timeout=2,
+                self._url,
+                decode_responses=True,
+                socket_connect_timeout=2,
                 socket_timeout=BLOCK_MS / 1000 + 5,
-            )  # fmt: skip
+            )
             try:
-                found: Any = await newest(redis)
-                if self._reader is not me:
+                batch: Any = await newest(redis)
+                if self._reader is not own_task:
                     return
-                self.kept.fill(found)
-                await self._look(redis)
-                looked = asyncio.get_running_loop().time()
-                self._tell(ok=True)
+                self.replay_buffer.fill(batch)
+                await self._check_workers(redis)
+                checked_at = asyncio.get_running_loop().time()
+                self._report(ok=True)
                 if not first:
-                    # Away for a while; entries may have been trimmed, or the server replaced.
-                    self._say(RESYNC)
+                    # After an outage: entries can be trimmed, or the server replaced.
+                    self._broadcast(RESYNC)
                 first = False
                 while True:
-                    found = await redis.xread({STREAM: self.kept.newest}, count=500, block=BLOCK_MS)
-                    if self._reader is not me:
+                    batch = await redis.xread(
+                        {STREAM: self.replay_buffer.newest}, count=500, block=BLOCK_MS
+                    )
+                    if self._reader is not own_task:
                         return
-                    for _, entries in found or ():
+                    for _, entries in batch or ():
                         for message in map(parse, entries):
-                            self._pass_on(message)
-                    if asyncio.get_running_loop().time() - looked >= LOOK_S:
-                        looked = asyncio.get_running_loop().time()
-                        if await self._look(redis):
-                            self._say(self._frame())
+                            self._fan_out(message)
+                    if asyncio.get_running_loop().time() - checked_at >= WORKER_CHECK_S:
+                        checked_at = asyncio.get_running_loop().time()
+                        if await self._check_workers(redis):
+                            self._broadcast(self._frame())
             except (RedisError, OSError) as error:
                 if self.ok or first:
-                    logger.warning("live stream: %s is away: %s", STREAM, error)
+                    logger.warning("live stream: %s is not reachable: %s", STREAM, error)
                 first = False
-                self._tell(ok=False)
+                self._report(ok=False)
             finally:
                 with contextlib.suppress(RedisError, OSError):
                     await redis.aclose()
             await asyncio.sleep(RETRY_S)
 
-    def _pass_on(self, message: Message) -> None:
-        self.kept.add(message)
+    def _fan_out(self, message: Message) -> None:
+        self.replay_buffer.add(message)
         of_run = self._viewers.get(message.run, set())
         if of_run:
             item = Item(message.frame, message.run, message.key)
@@ -221,61 +226,61 @@ class Feed:
                 if viewer not in of_run:
                     viewer.push(item)
 
-    def _tell(self, *, ok: bool) -> None:
+    def _report(self, *, ok: bool) -> None:
         self.ok = ok
-        self._asked.set()
-        self._say(self._frame())
+        self._positioned.set()
+        self._broadcast(self._frame())
 
-    async def _look(self, redis: Redis) -> bool:
-        """Whether a worker is at work; True if that is otherwise than it was."""
+    async def _check_workers(self, redis: Redis) -> bool:
+        """Update :attr:`silent_since`. Returns whether it changed."""
         written = await redis.get(health.HEARTBEAT)
         before, self.silent_since = self.silent_since, health.since(written, now=timezone.now())
         return self.silent_since != before
 
     def _frame(self) -> bytes:
-        said = {"ok": self.ok, "silent_since": self.silent_since if self.ok else None}
-        return f"event: feed\ndata: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
+        state = {"ok": self.ok, "silent_since": self.silent_since if self.ok else None}
+        return f"event: feed\ndata: {json.dumps(state, separators=(',', ':'))}\n\n".encode()
 
-    def _say(self, frame: bytes) -> None:
+    def _broadcast(self, frame: bytes) -> None:
         item = Item(frame)
         for viewer in self._all:
             viewer.push(item)
 
-    def replay(self, floors: Mapping[str, Key]) -> list[bytes]:
-        """What viewers of these topics were sent after the key of each; a resync where that is
-        too long ago to say, or Redis is away."""
-        if not floors:
+    def replay(self, cursors: Mapping[str, Key]) -> list[bytes]:
+        """Frames that viewers of these topics got after the cursor of each; a resync if a cursor is
+        too old or Redis is down."""
+        if not cursors:
             return []
-        if not self.ok or min(floors.values()) < self.kept.since:
+        if not self.ok or min(cursors.values()) < self.replay_buffer.since:
             return [RESYNC]
         frames: list[bytes] = []
-        for message in self.kept.after(min(floors.values())):
-            if message.key > floors.get(message.run, message.key):
+        for message in self.replay_buffer.after(min(cursors.values())):
+            if message.key > cursors.get(message.run, message.key):
                 frames.append(message.frame)
-            elif message.key > floors.get(LIST, message.key):
+            elif message.key > cursors.get(LIST, message.key):
                 frames.append(message.list_frame)
         return frames
 
 
 async def newest(redis: Redis) -> list[Message]:
-    """As many of the newest messages as are kept, oldest first."""
-    found: list[Message] = []
+    """The newest messages for the replay buffer, oldest first."""
+    messages: list[Message] = []
     size, last = 0, "+"
-    while len(found) < fanout.KEPT and size < fanout.KEPT_BYTES:
+    while len(messages) < fanout.MAX_MESSAGES and size < fanout.MAX_BYTES:
         entries: Any = await redis.xrevrange(STREAM, max=last, count=LOAD_SIZE)
-        found += map(parse, entries)
+        messages += map(parse, entries)
         size += sum(len(fields.get("data", "")) for _, fields in entries)
         if len(entries) < LOAD_SIZE:
             break
         last = f"({entries[-1][0]}"
-    return found[::-1]
+    return messages[::-1]
 
 
 _feeds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = weakref.WeakKeyDictionary()
 
 
 def feed() -> Feed:
-    """The feed of this process (of its event loop)."""
+    """The feed of this process (more precisely of its event loop)."""
     loop = asyncio.get_running_loop()
     if loop not in _feeds:
         _feeds[loop] = Feed(settings.REDIS_URL)
@@ -283,17 +288,17 @@ def feed() -> Feed:
 
 
 def holders(user_id: Any, session_key: str | None) -> dict[str, int]:
-    """Whose streams are counted together, and how many there can be."""
-    found = {f"user {user_id}": PER_USER}
+    """Keys under which a stream is counted, with the limit of each."""
+    limits = {f"user {user_id}": PER_USER}
     if session_key:
-        found[f"session {session_key}"] = PER_SESSION
-    return found
+        limits[f"session {session_key}"] = PER_SESSION
+    return limits
 
 
 async def bounded_events(
     holders: Mapping[str, int], *, topics: Mapping[str, str], **options: Any
 ) -> AsyncIterator[bytes]:
-    """:func:`events`, counted for ``holders`` until the stream has ended."""
+    """:func:`events`, counted for ``holders`` until the stream ends."""
     with feed().hold(holders) as has_room:
         if has_room:
             async with contextlib.aclosing(events(topics=topics, **options)) as frames:
@@ -305,57 +310,61 @@ async def events(
     *,
     topics: Mapping[str, str],
     last_event_id: str = "",
-    still: Callable[[], Awaitable[bool]] | None = None,
+    is_authorized: Callable[[], Awaitable[bool]] | None = None,
 ) -> AsyncGenerator[bytes]:
-    """The bytes of one viewer's stream. ``topics`` are what it follows and where it is with each,
-    '' if it knows nothing; ``last_event_id`` is where it was with all of them. ``still`` says
-    whether it may go on; asked every :data:`RECHECK_S`."""
+    """The byte stream of one viewer.
+
+    Args:
+        topics: The followed topics, each with the id up to which the viewer has it, or ''.
+        last_event_id: The id up to which the viewer has all topics.
+        is_authorized: Whether the viewer can continue; called every :data:`RECHECK_S`.
+    """
     source = feed()
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + MAX_STREAM_S
-    # Not all at the same moment for a thousand who came at the same moment.
+    # Jitter: viewers who connected at the same moment are not all checked at the same moment.
     check_at = loop.time() + RECHECK_S * random.uniform(0.8, 1.0)
     async with source.watch(topics) as viewer:
         yield RETRY_HINT
-        # Watching has begun, so nothing falls between the replay and what comes live.
-        floors = _floors(topics, last_event_id)
-        if missed := b"".join(source.replay(floors)):
+        # The viewer is registered, so no message is lost between the replay and the live ones.
+        cursors = _cursors(topics, last_event_id)
+        if missed := b"".join(source.replay(cursors)):
             yield missed
-        if source.ok:  # with everything up to here sent, later is what counts
-            here = id_key(source.kept.newest)
-            floors = {topic: max(floors.get(topic, ZERO), here) for topic in topics}
+        if source.ok:  # everything up to here was sent
+            here = id_key(source.replay_buffer.newest)
+            cursors = {topic: max(cursors.get(topic, ZERO), here) for topic in topics}
         while loop.time() < ends_at:
-            if still is not None and loop.time() >= check_at:
+            if is_authorized is not None and loop.time() >= check_at:
                 check_at = loop.time() + RECHECK_S
-                if not await still():
+                if not await is_authorized():
                     return
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await viewer.ready.wait()
             except TimeoutError:
-                yield beat(source.kept.newest) if source.ok else HEARTBEAT
+                yield heartbeat(source.replay_buffer.newest) if source.ok else HEARTBEAT
                 continue
             frames: list[bytes] = []
             for item in viewer.drain():
                 if item.frame is RESYNC:
-                    floors = {}  # of a server that may have been replaced
-                if not item.topic or item.key > floors.get(item.topic, ZERO):
+                    cursors = {}  # of a server that may have been replaced
+                if not item.topic or item.key > cursors.get(item.topic, ZERO):
                     frames.append(item.frame)
             if frames:
                 yield b"".join(frames)
 
 
-def beat(newest_id: str) -> bytes:
+def heartbeat(newest_id: str) -> bytes:
     return f"id: {newest_id}\nevent: beat\ndata: {{}}\n\n".encode()
 
 
-def _floors(topics: Mapping[str, str], last_event_id: str) -> dict[str, Key]:
-    """Where the viewer is with each topic it knows anything of."""
+def _cursors(topics: Mapping[str, str], last_event_id: str) -> dict[str, Key]:
+    """Position of the viewer in each topic of which it has any message."""
     last = id_key(last_event_id) if is_stream_id(last_event_id) else ZERO
-    found: dict[str, Key] = {}
+    cursors: dict[str, Key] = {}
     for topic, after in topics.items():
         if is_stream_id(after):
-            found[topic] = max(id_key(after), last)
+            cursors[topic] = max(id_key(after), last)
         elif last > ZERO:
-            found[topic] = last
-    return found
+            cursors[topic] = last
+    return cursors

@@ -1,12 +1,12 @@
-"""Requests for a live stream, without a thread for as long as it lasts.
+"""Handler of live streams that needs no thread while a stream is open.
 
-Django gives each request that meets anything synchronous (its own middleware, its own signals) a
-thread, and keeps that until the response has ended: for a stream, minutes. A thousand viewers would
-be a thousand threads. This handler has its own, fully asynchronous middleware and no such thread:
-what it must ask the database runs in one that ends with the answer (``dashboard/live/views.py``).
+If a request meets anything synchronous (middleware, signals), Django gives it a thread until the
+response ends, which takes minutes for a stream: a thousand viewers would need a thousand threads.
+This handler has its own asynchronous middleware and no such thread. Database queries run in a
+thread that is released after each query (``dashboard/live/views.py``).
 
-Left out, because streams need none of it: messages, CSRF (they change nothing), the redirect to the
-sign-in page (an EventSource is told 401). Sessions are read and never written.
+It leaves out messages, CSRF (streams change nothing) and the redirect to the sign-in page (an
+EventSource gets 401). Sessions are read-only.
 https://docs.djangoproject.com/en/5.2/topics/async/ describes the threads.
 """
 
@@ -37,7 +37,7 @@ VIEWS = frozenset({views.runs_stream, views.run_stream})
 
 
 def inline(middleware: type[Any]) -> Middleware:
-    """Django's ``middleware`` with its hooks called in the event loop: for those without I/O."""
+    """Django's ``middleware``, with its hooks called in the event loop. It must do no I/O."""
 
     def make(get_response: GetResponse) -> GetResponse:
         hooks = middleware(get_response)
@@ -57,8 +57,8 @@ def inline(middleware: type[Any]) -> Middleware:
     return make
 
 
-def people(get_response: GetResponse) -> GetResponse:
-    """Session and user; neither is looked up before somebody asks."""
+def authentication(get_response: GetResponse) -> GetResponse:
+    """Set session and user. Both are loaded lazily."""
     store = import_module(settings.SESSION_ENGINE).SessionStore
 
     async def handle(request: HttpRequest) -> HttpResponseBase:
@@ -73,32 +73,32 @@ MIDDLEWARE: tuple[Middleware, ...] = (
     inline(SecurityMiddleware),
     inline(CSPMiddleware),
     inline(CommonMiddleware),
-    people,
+    authentication,
     inline(XFrameOptionsMiddleware),
 )
 
 
 class LiveHandler(ASGIHandler):
-    """Django's handler with :data:`MIDDLEWARE` and no thread of its own."""
+    """Django's handler with :data:`MIDDLEWARE` and without a thread per request."""
 
     def load_middleware(self, is_async: bool = False) -> None:
-        """In place of Django's, which reads the setting ``MIDDLEWARE``."""
-        this: Any = self  # these attributes are not in the stubs
-        this._view_middleware = []
-        this._template_response_middleware = []
-        this._exception_middleware = []
-        handler: Any = convert_exception_to_response(this._get_response_async)
+        """Replaces Django's method, which loads the setting ``MIDDLEWARE``."""
+        handler: Any = self  # these attributes are not in the stubs
+        handler._view_middleware = []
+        handler._template_response_middleware = []
+        handler._exception_middleware = []
+        chain: Any = convert_exception_to_response(handler._get_response_async)
         for middleware in reversed(MIDDLEWARE):
-            handler = convert_exception_to_response(middleware(handler))
-        this._middleware_chain = handler
+            chain = convert_exception_to_response(middleware(chain))
+        handler._middleware_chain = chain
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        # Django's enters a ThreadSensitiveContext here, whose thread would last as long as we do.
+        # Django enters a ThreadSensitiveContext here, whose thread lasts as long as the response.
         await self.handle(scope, receive, send)
 
 
 def is_live(scope: Mapping[str, Any]) -> bool:
-    """Whether an ASGI scope asks for one of :data:`VIEWS`."""
+    """Whether an ASGI scope is a request to one of :data:`VIEWS`."""
     if scope["type"] != "http" or not scope["path"].endswith("/stream"):
         return False
     path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))

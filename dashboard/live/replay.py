@@ -1,6 +1,6 @@
-"""What a web process keeps to fan messages out: the messages, their viewers, the newest ones.
+"""Data structures of the fan-out: messages, viewers, and the replay buffer.
 
-Pure: no clock, no Redis, no sockets. :mod:`dashboard.live.feed` moves it.
+Without clock, Redis or sockets; :mod:`dashboard.live.feed` drives them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 QUEUE_SIZE = 256
-"""Messages that wait for one viewer."""
-KEPT, KEPT_BYTES = 4000, 32_000_000
-"""Newest messages that are kept for browsers that reconnect: no more than this, nor larger."""
+"""Maximum number of queued items per viewer."""
+MAX_MESSAGES, MAX_BYTES = 4000, 32_000_000
+"""Limits of the replay buffer for browsers that reconnect."""
 
 RESYNC = b"event: resync\ndata: {}\n\n"
 
@@ -25,7 +25,7 @@ ZERO: Key = (0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One entry of the Redis stream. ``resync``: something of the run was lost on the way."""
+    """One entry of the Redis stream. ``resync``: messages of the run were lost."""
 
     id: str
     run: str
@@ -38,12 +38,12 @@ class Message:
 
     @cached_property
     def frame(self) -> bytes:
-        """As a page of the run wants it."""
+        """The frame for viewers of the run."""
         return self._frame(self.data)
 
     @cached_property
     def list_frame(self) -> bytes:
-        """As the list wants it: the run's header alone; empty if that has not changed."""
+        """The frame for viewers of the list: only the run's header; empty if it is unchanged."""
         if self.resync:
             return self.frame
         header = json.loads(self.data).get("run")
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Item:
-    """A frame in a viewer's queue; ``topic`` and ``key`` are of the message it comes from."""
+    """A queued frame, with topic and key of its message."""
 
     frame: bytes
     topic: str = ""
@@ -69,7 +69,7 @@ class Item:
 
 @dataclass(eq=False)
 class Viewer:
-    """A browser's place in the fan-out."""
+    """The queue of one browser."""
 
     topics: frozenset[str]
     queue: deque[Item] = field(default_factory=deque)
@@ -84,7 +84,7 @@ class Viewer:
         self.ready.set()
 
     def drain(self) -> list[Item]:
-        """Everything queued; just a resync if something had to be dropped."""
+        """All queued items, or only a resync if items were dropped."""
         items = [Item(RESYNC)] if self.lost else list(self.queue)
         self.queue.clear()
         self.lost = False
@@ -92,8 +92,8 @@ class Viewer:
         return items
 
 
-class Kept:
-    """The newest messages without a gap: everything after :attr:`since` is here."""
+class ReplayBuffer:
+    """The newest messages without a gap: all messages after :attr:`since`."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -102,7 +102,7 @@ class Kept:
         self.newest = ""
 
     def fill(self, messages: Iterable[Message]) -> None:
-        """Start anew with these, oldest first. What was before the first is not known."""
+        """Replace the content, oldest first. Messages before the first are not known."""
         self._messages.clear()
         self._size, self.since, self.newest = 0, ZERO, "0-0"
         for message in messages:
@@ -114,19 +114,21 @@ class Kept:
         self._messages.append(message)
         self._size += len(message.data)
         self.newest = message.id
-        while len(self._messages) > KEPT or (self._size > KEPT_BYTES and len(self._messages) > 1):
+        while len(self._messages) > MAX_MESSAGES or (
+            self._size > MAX_BYTES and len(self._messages) > 1
+        ):
             old = self._messages.popleft()
             self._size -= len(old.data)
             self.since = old.key
 
     def after(self, key: Key) -> list[Message]:
-        """Oldest first. Reads from the new end: a reconnect is a few messages behind."""
-        found: list[Message] = []
+        """Messages after ``key``, oldest first. Scans from the newest: a reconnect misses few."""
+        newer: list[Message] = []
         for message in reversed(self._messages):
             if message.key <= key:
                 break
-            found.append(message)
-        return found[::-1]
+            newer.append(message)
+        return newer[::-1]
 
 
 def parse(entry: tuple[str, dict[str, str]]) -> Message:
@@ -140,7 +142,7 @@ def parse(entry: tuple[str, dict[str, str]]) -> Message:
 
 
 def id_key(stream_id: str) -> Key:
-    """A stream id as numbers, to compare. Raises ``ValueError`` for anything else."""
+    """A stream id as comparable numbers. Raises ``ValueError`` if it is malformed."""
     milliseconds, _, sequence = stream_id.partition("-")
     return int(milliseconds), int(sequence or 0)
 

@@ -1,8 +1,8 @@
-"""The streams of a browser's pages, and of one run.
+"""Views of the live streams: one for all pages of a browser, one for a single run.
 
-Authenticate, close the database connection, then stream: an idle viewer holds none, and no thread
-(:mod:`dashboard.live.handler`). Who is watching is looked up again now and then, in the same way:
-somebody who was signed out, deactivated or lost a role is not told anything more.
+They authenticate, close the database connection, then stream: an idle viewer holds no connection
+and no thread (:mod:`dashboard.live.handler`). Authorization is repeated periodically: the stream of
+a user who has signed out, was deactivated or lost a role ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from runs.queries import selectors
 logger = logging.getLogger(__name__)
 
 
-# A browser's EventSource would follow a redirect to the sign-in page; 401 says it plainly.
+# 401 instead of a redirect: an EventSource would follow it to the sign-in page.
 @login_not_required
 @require_GET
 async def runs_stream(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-    """``?topic=`` as often as needed: a run's id or ``list``, then ``:`` and where the page is.
-    Without any it is the list's own, which says where it is by ``after``."""
-    words = request.GET.getlist("topic") or [f"{feed.LIST}:{request.GET.get('after', '')}"]
+    """The stream of a browser: ``?topic=<run id>:<position>`` or ``?topic=list:<position>``, which
+    can be repeated. The default is the list, with its position in ``after``."""
+    texts = request.GET.getlist("topic") or [f"{feed.LIST}:{request.GET.get('after', '')}"]
     try:
-        topics = parse_topics(words)
+        topics = parse_topics(texts)
     except ValueError as error:
         return HttpResponse(str(error), status=400, content_type="text/plain")
     return await _respond(request, topics)
@@ -45,13 +45,13 @@ async def run_stream(request: HttpRequest, run_id: Any) -> HttpResponse | Stream
     return await _respond(request, {str(run_id): request.GET.get("after", "")})
 
 
-def parse_topics(words: list[str]) -> dict[str, str]:
-    """Topic -> where the page is with it. Raises ``ValueError`` saying expected and found."""
-    if len(words) > feed.MAX_TOPICS:
-        raise ValueError(f"expected at most {feed.MAX_TOPICS} topics, found {len(words)}")
+def parse_topics(texts: list[str]) -> dict[str, str]:
+    """Map each topic to the position of the page in it. Raises ``ValueError``."""
+    if len(texts) > feed.MAX_TOPICS:
+        raise ValueError(f"expected at most {feed.MAX_TOPICS} topics, found {len(texts)}")
     topics: dict[str, str] = {}
-    for word in words:
-        name, _, after = word.partition(":")
+    for text in texts:
+        name, _, after = text.partition(":")
         try:
             topics[name if name == feed.LIST else str(uuid.UUID(name))] = after
         except ValueError:
@@ -64,8 +64,8 @@ def parse_topics(words: list[str]) -> dict[str, str]:
 async def _respond(
     request: HttpRequest, topics: dict[str, str]
 ) -> HttpResponse | StreamingHttpResponse:
-    # A context of its own: the thread that looks the session up goes when that is done. As many at
-    # once as the feed allows, so that a thousand browsers that come back take turns.
+    # A separate context: its thread ends with the query. The semaphore limits how many run at once
+    # when a thousand browsers reconnect.
     async with feed.feed().checks, ThreadSensitiveContext():
         visible = await sync_to_async(_check)(request, topics)
     if isinstance(visible, HttpResponse):
@@ -73,47 +73,50 @@ async def _respond(
 
     holders = feed.holders(request.user.pk, request.session.session_key)
     if feed.feed().is_full(holders):
-        answer = HttpResponse(
+        refusal = HttpResponse(
             "expected fewer live streams of this user or session: close some, or poll",
-            status=429, content_type="text/plain",
-        )  # fmt: skip
-        answer["Retry-After"] = "60"
-        return answer
+            status=429,
+            content_type="text/plain",
+        )
+        refusal["Retry-After"] = "60"
+        return refusal
 
-    async def still() -> bool:
+    async def is_authorized() -> bool:
         async with feed.feed().checks, ThreadSensitiveContext():
             return await sync_to_async(_check_again)(request, visible)
 
     last = request.headers.get("Last-Event-ID", "")
     response = StreamingHttpResponse(
-        feed.bounded_events(holders, topics=visible, last_event_id=last, still=still),
+        feed.bounded_events(
+            holders, topics=visible, last_event_id=last, is_authorized=is_authorized
+        ),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
-    response["X-Accel-Buffering"] = "no"  # nginx passes events on as they come
+    response["X-Accel-Buffering"] = "no"  # disables buffering in nginx
     return response
 
 
 def _check_again(request: HttpRequest, topics: dict[str, str]) -> bool:
-    """Whether the session is still somebody's who may see all of them."""
+    """Whether the session is still valid and its user can still see all topics."""
     store = type(request.session)
     request.session = store(request.session.session_key)
     try:
         request.user = get_user(request)
         return _check(request, topics) == topics
     except DatabaseError as error:
-        logger.warning("who watches could not be looked up again, so they go on: %s", error)
+        logger.warning("could not check authorization of a viewer; the stream continues: %s", error)
         return True
     finally:
         connections.close_all()
 
 
 def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[str, str]:
-    """Those topics that this user may see; or why not any."""
+    """The topics that the user can see, or an error response if there are none."""
     try:
         if not request.user.is_authenticated:
             return HttpResponse("sign in first", status=401, content_type="text/plain")
-        if not permissions.may_look(request.user):
+        if not permissions.can_view(request.user):
             return HttpResponse("no role yet", status=403, content_type="text/plain")
         runs = set(topics) - {feed.LIST}
         if runs:

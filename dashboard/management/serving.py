@@ -1,4 +1,4 @@
-"""What the commands ``serve`` and ``demo`` share."""
+"""Shared code of the commands ``serve`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def address_options(parser: ArgumentParser) -> None:
     )
 
 
-def supervisor(options: Mapping[str, Any], *, say: Callable[[str], None]) -> Supervisor:
-    """The supervisor those options ask for."""
+def supervisor(options: Mapping[str, Any], *, report: Callable[[str], None]) -> Supervisor:
+    """Create the supervisor from command-line options."""
     text = str(options["port"])
     if not text.isdigit() or not 0 < int(text) < 65_536:
         raise SupervisorError(f"port: expected a number from 1 to 65535, found {text!r}")
-    return Supervisor(host=options["host"], port=int(text), say=say)
+    return Supervisor(host=options["host"], port=int(text), report=report)

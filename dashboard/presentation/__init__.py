@@ -1,1 +1,1 @@
-"""How values are shown: numbers, dates, states and progress."""
+"""Presentation of values: numbers, dates, states and progress."""

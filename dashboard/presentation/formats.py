@@ -1,7 +1,7 @@
-"""Numbers as people read them. ``static/js/lib/format.js`` does the same in the browser, and a
-browser test feeds both the same values, so that nothing jumps when the live stream takes over.
+"""Format numbers for people. ``static/js/lib/format.js`` is the same in the browser: a browser test
+compares both, so that no figure changes when the live stream takes over.
 
-Unknown is an en dash, never 0.
+An unknown value is an en dash, never 0. No formatter raises.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 
 UNKNOWN = "–"
 HUGE = 1e18
-"""From here on a number is written with an exponent: ``-1.70e+308``. Beyond this in a column is no
-figure of a training, but it may be there."""
+"""Larger numbers are written with an exponent: ``-1.70e+308``. No real figure is that large, but a
+column can hold one."""
 _DIGITS = Context(prec=800, rounding=ROUND_HALF_UP)
-"""Enough for every float exactly: the smallest has 767 digits."""
+"""Enough to represent every float exactly: the smallest has 767 digits."""
 _THREE = Context(prec=3, rounding=ROUND_HALF_UP)
 
 
 def count(value: float | None) -> str:
-    """``1,234``; from ten thousand on three significant digits: ``12.3k``, ``4.56M``."""
+    """``1,234``; above ten thousand three significant digits: ``12.3k``, ``4.56M``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if abs(value) < 10_000:
@@ -78,7 +78,7 @@ def duration(value: float | None) -> str:
 
 
 def age(value: float | None) -> str:
-    """How long ago, coarsely: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
+    """Coarse age: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value < 2:
@@ -100,8 +100,8 @@ def percent(value: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """US dollars: ``$0.00``, ``<$0.01``, ``$12.34``, ``$1,234``, ``$56.7k``. What nobody knows is
-    ``unknown``: a dash could be read as nothing."""
+    """US dollars: ``$0.00``, ``<$0.01``, ``$12.34``, ``$1,234``, ``$56.7k``; ``unknown`` for None,
+    because a dash could be read as zero."""
     if value is None or not math.isfinite(value):
         return "unknown"
     if 0 < value < 0.005:
@@ -112,7 +112,7 @@ def money(value: float | None) -> str:
 
 
 def exact(value: object) -> str:
-    """A setting as a person would type it: all its digits and no more."""
+    """A setting with all its digits and no more."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
@@ -124,10 +124,10 @@ def _three(value: float) -> str:
 
 
 def _fixed(value: float, digits: int) -> Decimal:
-    """Rounded as the browser's ``toFixed`` does: exactly, halves away from zero."""
+    """Round like ``toFixed`` of the browser: exactly, halves away from zero."""
     return Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_DIGITS)
 
 
 def _exponent(value: float) -> str:
-    """As the browser's ``toExponential(2)``: ``1.25e+20``."""
+    """Like ``toExponential(2)`` of the browser: ``1.25e+20``."""
     return f"{_THREE.create_decimal(value):.2e}"

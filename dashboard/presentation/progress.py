@@ -1,62 +1,31 @@
-"""A run's progress as lines of a terminal.
+"""Progress of a run on a terminal.
 
-On a terminal one line is kept up to date; elsewhere (a log, a pipe) there is a line per round and
-per change of state. Warnings and errors of the run's event list are printed in between.
+On a terminal one line is updated in place; elsewhere (a log, a pipe) a line is printed per round
+and per state change. Warnings and errors of the run are printed in between.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any
 
-_CLEAR = "\r\x1b[K"
+from archipelago.terminal import StatusLine
 
 
-class Progress:
-    """Shows headers of :func:`runs.queries.selectors.run_header` as they come."""
-
-    def __init__(self, out: TextIO) -> None:
-        self.out = out
-        self._live = out.isatty()
-        self._shown: tuple[Any, ...] = ()
-        self._pending = False
+class Progress(StatusLine):
+    """The progress display. Its input are headers of :func:`runs.queries.selectors.run_header`."""
 
     def show(self, header: Mapping[str, Any], *, now: datetime) -> None:
-        line = progress_line(header, now=now)
-        if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            self._write(_CLEAR + line[:width])
-            self._pending = True
-        elif self._shown != (header["state"], header["committed_rounds"]):
-            self._shown = (header["state"], header["committed_rounds"])
-            self._write(line + "\n")
+        change = (header["state"], header["committed_rounds"])
+        self.update(progress_line(header, now=now), change=change)
 
     def events(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print what somebody should know of; ``rows`` are oldest first."""
+        """Print warnings and errors; ``rows`` are oldest first."""
         for row in rows:
             if row["level"] != "info":
                 who = "" if row["replica"] is None else f"replica {row['replica']}: "
-                self.say(f"{row['level']}: {who}{row['message']}")
-
-    def say(self, text: str) -> None:
-        """A line of its own, above the line that is kept up to date."""
-        self._write(f"{_CLEAR if self._pending else ''}{text}\n")
-        self._pending = False
-
-    def finish(self) -> None:
-        """Leave the last progress line standing."""
-        if self._pending:
-            self._write("\n")
-            self._pending = False
-
-    def _write(self, text: str) -> None:
-        # A terminal that was closed must not keep the server from stopping in order.
-        with contextlib.suppress(OSError):
-            self.out.write(text)
-            self.out.flush()
+                self.log(f"{row['level']}: {who}{row['message']}")
 
 
 def progress_line(header: Mapping[str, Any], *, now: datetime) -> str:

@@ -1,2 +1,2 @@
-"""What guards requests: body limits, proxies, sign-in limits, the set-up token and the audit
-log."""
+"""Protection of requests: body limits, trusted proxies, sign-in limits, the setup token and the
+audit log."""

@@ -1,5 +1,5 @@
-"""What the audit log learns from requests: the client's address, sign-ins, denials, and every
-action of the administration."""
+"""Audit entries for requests: sign-ins, denied requests, and all actions in the admin site, each
+with the client's address."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from dashboard.security import throttle
 from runs import audit
 
 DENIALS_EVERY_S = 60
-"""A user who is denied the same path again within this time gets no second entry, so that the log
-cannot be flooded."""
+"""A user who is denied the same path again within this time gets no second entry, so that requests
+cannot flood the log."""
 DENIED = {403: "access.denied", 429: "access.throttled"}
 _VERBS = {1: "added", 2: "changed", 3: "deleted"}
 
 
 @sync_and_async_middleware
 def middleware(get_response: Callable[[HttpRequest], Any]) -> Any:
-    """Django's form of middleware; after authentication. In both kinds, so that a request changes
-    threads no more often because of it."""
+    """Middleware for after authentication. Sync and async, so that it adds no switch of threads."""
     if iscoroutinefunction(get_response):
 
         async def handle_async(request: HttpRequest) -> HttpResponse:
@@ -84,18 +83,18 @@ def _failed(credentials: dict[str, Any], **_: Any) -> None:
 
 
 def _known(name: str) -> str:
-    """The name of a user; '' for any other text, which can be a password in the wrong field."""
+    """The name if such a user exists, otherwise '': the text can be a mistyped password."""
     from django.contrib.auth.models import User
 
     if "\0" in name:
         return ""
-    found = User.objects.filter(username=name[:150]).first()
-    return found.get_username() if found else ""
+    user = User.objects.filter(username=name[:150]).first()
+    return user.get_username() if user else ""
 
 
 @receiver(post_save, sender=LogEntry)
 def _administration(instance: LogEntry, created: bool, **_: Any) -> None:
-    """Everything that the administration logs, and so all its changes and actions."""
+    """Copy the log of the admin site, which has all its changes and actions."""
     if created:
         audit.record(
             f"admin.{_VERBS.get(instance.action_flag, 'changed')}",

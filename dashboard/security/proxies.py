@@ -1,10 +1,10 @@
-"""The client of a request, behind proxies.
+"""The client address of a request behind proxies.
 
-``X-Forwarded-For`` and ``X-Forwarded-Proto`` are used only if the request comes from an address in
-``ARCHIPELAGO_TRUSTED_PROXIES``. Every proxy appends the address that it received the request from,
-so entries are read from the right, and the first one that is no trusted proxy is the client: what
-stands left of it was sent by the client and can be anything. uvicorn does not read these headers
-(``--no-proxy-headers``): this is the only place that does.
+``X-Forwarded-For`` and ``X-Forwarded-Proto`` are used only for requests from an address in
+``ARCHIPELAGO_TRUSTED_PROXIES``. Every proxy appends the address of its peer, so entries are read
+from the right; the first one that is not a trusted proxy is the client. Entries left of it were
+sent by the client and can be forged. Only this module reads these headers: uvicorn runs with
+``--no-proxy-headers``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 HEADER_BYTES = 4096
 HOPS = 32
-"""Entries of the header that are read, from the right."""
+"""Maximum number of header entries that are read, from the right."""
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
@@ -28,45 +28,45 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> str:
-    """The right-most address that is no trusted proxy. ``peer`` opened the connection.
+    """The right-most address that is not a trusted proxy. ``peer`` opened the connection.
 
-    An entry that is no address ends the walk: the hop that reported it is the client then.
+    An entry that is not an address ends the search: the client is the hop that reported it.
     """
     nearest = peer
     if not _is_trusted(peer, trusted):
         return nearest
     for entry in reversed(forwarded_for[-HEADER_BYTES:].split(",")[-HOPS:]):
-        found = _address(entry)
-        if found is None:
+        hop = _address(entry)
+        if hop is None:
             break
-        nearest = str(found)
+        nearest = str(hop)
         if not _is_trusted(nearest, trusted):
             break
     return nearest
 
 
 def _is_trusted(text: str, trusted: Sequence[Network]) -> bool:
-    found = _address(text)
-    return found is not None and any(found in network for network in trusted)
+    address = _address(text)
+    return address is not None and any(address in network for network in trusted)
 
 
 def _address(text: str) -> Address | None:
-    """Of ``1.2.3.4``, ``1.2.3.4:80``, ``::1`` and ``[::1]:80``; IPv4-mapped as IPv4."""
+    """Parse ``1.2.3.4``, ``1.2.3.4:80``, ``::1`` and ``[::1]:80``; IPv4-mapped IPv6 as IPv4."""
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     try:
-        found = ipaddress.ip_address(text)
+        parsed = ipaddress.ip_address(text)
     except ValueError:
         return None
-    mapped = getattr(found, "ipv4_mapped", None)
-    return mapped or found
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return mapped or parsed
 
 
 class TrustedProxies:
-    """ASGI: ``scope["client"]`` and ``scope["scheme"]`` are the client's."""
+    """ASGI middleware that replaces ``scope["client"]`` and ``scope["scheme"]`` by the client's."""
 
     def __init__(self, application: Application, trusted: Sequence[Network]) -> None:
         self.application = application
@@ -86,6 +86,6 @@ class TrustedProxies:
 
 
 def _header(scope: Any, name: bytes) -> str:
-    """All headers of the name, in order, as one."""
-    found = [value for key, value in scope["headers"] if key.lower() == name]
-    return b",".join(found).decode("latin-1")
+    """All values of a header, joined in order."""
+    values = [value for key, value in scope["headers"] if key.lower() == name]
+    return b",".join(values).decode("latin-1")

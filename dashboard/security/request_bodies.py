@@ -1,8 +1,8 @@
-"""A limit on every request body, before anything reads it.
+"""A size limit on every request body, enforced before anything reads it.
 
-Django receives a whole body, onto disk if it is large, before it asks who sent it, and its own
-limits apply only to what it parses. Here a longer body ends the request with 413 as soon as its
-length is announced or exceeded, whoever sent it.
+Django receives a whole body, on disk if it is large, before authentication, and its own limits only
+apply to what it parses. Here a longer body ends the request with 413 as soon as its length is
+announced or exceeded.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 LIMIT_BYTES = 2_500_000
 UPLOAD_BYTES = ARCHIVE_BYTES + LIMIT_BYTES
 UPLOADS = ("/api/archives", "/runs/new", "/runs/test.json", "/runs/estimate.json")
-"""Paths that take a zip of code."""
+"""Paths that accept a zip of code."""
 
 
 class BodyTooLarge(Exception):
-    """More was sent than the limit."""
+    """The body exceeds the limit."""
 
 
 class BoundedBodies:
-    """ASGI: refuses bodies over the limit of their path."""
+    """ASGI middleware that rejects bodies over the limit of their path."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -40,7 +40,7 @@ class BoundedBodies:
             await _refuse(send, limit)
             return
         received = 0
-        begun = False
+        started = False
 
         async def bounded_receive() -> Any:
             nonlocal received
@@ -51,14 +51,14 @@ class BoundedBodies:
             return message
 
         async def watched_send(message: Any) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self.application(scope, bounded_receive, watched_send)
         except BodyTooLarge:
-            if not begun:
+            if not started:
                 await _refuse(send, limit)
 
 

@@ -1,13 +1,12 @@
-"""The set-up token: whoever creates the first administrator must know it.
+"""The setup token: it authorizes the creation of the first administrator.
 
-``serve`` prints the address with the token, ``manage.py setup_token`` the token alone. It is in the
-state folder, readable by the server's account only, or in ``ARCHIPELAGO_SETUP_TOKEN`` where web
-servers share no folder, and is removed when the first administrator exists.
+``serve`` prints a URL with the token, ``manage.py setup_token`` the token alone. It is stored in
+the state folder, readable only by the server's account, or in ``ARCHIPELAGO_SETUP_TOKEN`` if web
+servers share no folder. It is deleted once the first administrator exists.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -15,6 +14,8 @@ from pathlib import Path
 
 from django.conf import settings
 from django.contrib.auth.models import User
+
+from dashboard.security.private_files import create_once
 
 VARIABLE = "ARCHIPELAGO_SETUP_TOKEN"
 NAME = "setup_token"
@@ -25,27 +26,14 @@ def is_needed() -> bool:
 
 
 def setup_token() -> str:
-    """The token; made when it is first asked for."""
-    if given := os.environ.get(VARIABLE):
-        return given
-    path = _path()
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{NAME}.{secrets.token_hex(4)}")
-    made.touch(mode=0o600)
-    made.write_text(secrets.token_urlsafe(32))
-    try:
-        os.link(made, path)  # of several processes the first wins
-    except FileExistsError:
-        pass
-    finally:
-        made.unlink()
-    return path.read_text()
+    """The token. It is generated on the first call."""
+    if value := os.environ.get(VARIABLE):
+        return value
+    return create_once(_path(), lambda: secrets.token_urlsafe(32))
 
 
 def matches(text: str) -> bool:
-    """Whether ``text`` is the token, in constant time."""
+    """Whether ``text`` is the token. Compares in constant time."""
     return hmac.compare_digest(text.strip().encode(errors="replace"), setup_token().encode())
 
 

@@ -1,22 +1,22 @@
 """Limits on sign-in attempts.
 
-Attempts are counted before the password is checked, so that parallel requests count as well, and in
-the broker, so that all web processes count together. A count ends :data:`WINDOW_S` after its first
-attempt. While the broker is away each process counts for itself.
+Attempts are counted before the password is checked, so that parallel requests count too, and in the
+broker, so that all web processes share the counts. A count expires :data:`WINDOW_S` after its first
+attempt. Without a broker each process counts for itself.
 
-Four counts: of a name from one network, of one network, of a name from any network, and of all.
-A network is one IPv4 address, or the 64 bits of IPv6 that one customer has. The last two stop an
-attacker with many addresses; so that they lock no user out, they do not apply to a network from
-which that name has signed in within :data:`KNOWN_S`.
+There are four counts: per name and network, per network, per name, and in total. A network is one
+IPv4 address, or an IPv6 /64, which one customer has. The last two stop attackers with many
+addresses. So that they do not lock out users, they do not apply to a network from which that name
+has signed in within :data:`KNOWN_S`.
 
-The address is the one :mod:`dashboard.security.proxies` found: never what a client wrote into a
-header.
+The address comes from :mod:`dashboard.security.proxies`, never from a header of the client.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -29,12 +29,14 @@ WINDOW_S = 900
 PER_NAME = 10
 """Attempts for one name from one network."""
 PER_ADDRESS = 60
-"""Attempts from one network: an office behind one address has many people."""
+"""Attempts from one network: many users of an office can share one address."""
 PER_ACCOUNT = 100
 """Attempts for one name from all networks."""
 IN_ALL = 2000
 """Attempts of all names from all networks."""
 KNOWN_S = 30 * 86_400
+_AWAY = (redis.RedisError, OSError)
+"""Errors of a broker that does not respond."""
 
 
 def address_of(request: HttpRequest) -> str:
@@ -42,7 +44,7 @@ def address_of(request: HttpRequest) -> str:
 
 
 def refused(name: str, address: str) -> bool:
-    """Count an attempt; True if it is one too many and no password is to be checked."""
+    """Count an attempt. Returns True if it exceeds a limit; then check no password."""
     own, network, account, total = _keys(name, address)
     counts = {key: _count(key) for key in (own, network, account, total)}
     if counts[own] > PER_NAME or counts[network] > PER_ADDRESS:
@@ -53,10 +55,10 @@ def refused(name: str, address: str) -> bool:
 
 
 def succeeded(name: str, address: str) -> None:
-    """Take the attempt back and forget the failures of this name from this network.
+    """Undo the count of this attempt, and forget failures of this name from this network.
 
-    Other failures of the network stay counted: otherwise one own account would allow any number of
-    attempts on all others.
+    Other failures from the network remain counted: otherwise one valid account would allow any
+    number of attempts on other accounts.
     """
     own, *others = _keys(name, address)
     _delete(own)
@@ -66,7 +68,7 @@ def succeeded(name: str, address: str) -> None:
 
 
 def retract(name: str, address: str) -> None:
-    """Take back an attempt at which no password was wrong."""
+    """Undo the count of an attempt that did not fail because of the password."""
     for key in _keys(name, address):
         _uncount(key)
 
@@ -86,16 +88,16 @@ def _known(name: str, address: str) -> str:
 
 
 def network_of(address: str) -> str:
-    """What one client can choose addresses in."""
+    """The network whose addresses one client can choose from."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
 
 
 def _hash(*parts: str) -> str:
@@ -103,51 +105,45 @@ def _hash(*parts: str) -> str:
 
 
 def _count(key: str) -> int:
-    """One more; the count with it. Both counts are kept, so that a broker that comes back does not
-    begin at none."""
+    """Increment the count and return it. The process keeps a count too, so that it does not restart
+    at zero when the broker comes back empty."""
     cache.add(key, 0, WINDOW_S)
     try:
-        here = int(cache.incr(key))
-    except ValueError:  # it ended between the two
+        local = int(cache.incr(key))
+    except ValueError:  # it expired between the two calls
         cache.add(key, 1, WINDOW_S)
-        here = 1
+        local = 1
     try:
         with live_stream.client().pipeline() as pipe:
             pipe.set(key, 0, nx=True, ex=WINDOW_S)
             pipe.incr(key)
-            return max(here, int(pipe.execute()[1]))
-    except (redis.RedisError, OSError):
-        return here
+            return max(local, int(pipe.execute()[1]))
+    except _AWAY:
+        return local
 
 
 def _uncount(key: str) -> None:
     if cache.get(key):
         cache.decr(key)
-    try:
+    with suppress(*_AWAY):
         if int(live_stream.client().get(key) or 0) > 0:
             live_stream.client().decr(key)
-    except (redis.RedisError, OSError):
-        return
 
 
 def _get(key: str) -> Any:
     try:
         return cache.get(key) or live_stream.client().get(key)
-    except (redis.RedisError, OSError):
+    except _AWAY:
         return None
 
 
 def _remember(key: str) -> None:
     cache.set(key, 1, KNOWN_S)
-    try:
+    with suppress(*_AWAY):
         live_stream.client().set(key, 1, ex=KNOWN_S)
-    except (redis.RedisError, OSError):
-        return
 
 
 def _delete(key: str) -> None:
     cache.delete(key)
-    try:
+    with suppress(*_AWAY):
         live_stream.client().delete(key)
-    except (redis.RedisError, OSError):
-        return

@@ -1,1 +1,1 @@
-"""The whole server on one machine: child processes, broker and supervisor."""
+"""The server on one machine: supervisor, child processes and embedded broker."""

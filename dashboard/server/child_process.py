@@ -1,4 +1,4 @@
-"""One child process of the supervisor: started, watched, ended with all it started itself."""
+"""A child process of the supervisor: start it, watch it, and end it with its process group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG_LIMIT_BYTES = 20_000_000
 
 @dataclass
 class Child:
-    """A command in a process group of its own, logging to a file; tethered to this process."""
+    """A command in its own process group that logs to a file. It ends with this process."""
 
     name: str
     command: list[str]
@@ -29,7 +29,7 @@ class Child:
     env: Mapping[str, str]
     cwd: Path
     restarts: list[float] = field(default_factory=list)
-    """When it was started again, on the monotonic clock."""
+    """Times of its restarts, on the monotonic clock."""
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal reaches the supervisor alone, which stops them in order.
+                # Ctrl-C in the terminal only reaches the supervisor, which stops children in order.
                 process_group=0,
             )
 
@@ -56,32 +56,32 @@ class Child:
         return self._process.pid if self._process else None
 
     def ended(self) -> int | None:
-        """Its exit code once it has ended, and then nothing it started lives any more."""
+        """The exit code, once it has ended and its process group was killed; otherwise None."""
         if self._process is None:
             return None
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self._process.poll()
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, options):
-            # Before it is reaped: its number cannot have been given to a stranger yet.
+            # Before it is reaped: afterwards its pid can belong to another process.
             self._signal_group(signal.SIGKILL)
             self._process.wait()
         return self._process.returncode
 
     def terminate(self) -> None:
-        """Ask it, and it alone, to end."""
+        """Send SIGTERM to the child only."""
         if self._process is not None and self.ended() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """End it and everything in its group now."""
+        """Kill the child and its process group."""
         if self._process is not None and self.ended() is None:
             self._signal_group(signal.SIGKILL)
             self._process.wait()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended within the time."""
+        """Wait for the child to end. Returns whether it did within the time."""
         deadline = time.monotonic() + timeout_s
         while self._process is not None and self.ended() is None:
             if time.monotonic() > deadline:
@@ -90,8 +90,8 @@ class Child:
         return True
 
     def activity(self) -> tuple[float, int]:
-        """Figures that change while the child makes progress: processor seconds of it and of the
-        processes that it started, and bytes of its log."""
+        """Values that change while the child makes progress: CPU seconds of it and its
+        descendants, and the size of its log in bytes."""
         seconds = 0.0
         if self._process is not None:
             with contextlib.suppress(psutil.Error):
@@ -103,8 +103,8 @@ class Child:
         size = self.log.stat().st_size if self.log.exists() else 0
         return round(seconds, 1), size
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of its log."""
+    def log_tail(self, lines: int = 5) -> str:
+        """The last lines of its log."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
             text = file.read().decode(errors="replace").strip()

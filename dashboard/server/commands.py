@@ -1,6 +1,6 @@
-"""How the services are started, in one place.
+"""Command lines of the services.
 
-The supervisor runs these; ``docker-compose.yml`` has the same words, and a test compares them.
+The supervisor runs them; ``docker-compose.yml`` repeats them, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -8,38 +8,38 @@ from __future__ import annotations
 WORKER_PROCESSES = 3
 CONTROL_PROCESSES = 2
 INGEST_PROCESSES = 3
-"""More than :data:`runs.backends.shared_breakers.SLOTS`, so that one slow store never has all of
-them."""
+"""More than :data:`runs.backends.shared_breakers.SLOTS`, so that one slow store cannot occupy all
+of them."""
 INGEST_KB = 600_000
-"""Resident memory after which an ingest process is replaced."""
+"""Resident memory in KB above which an ingest process is replaced."""
 INGEST_MB = 2000
-"""Memory at which a record fails with MemoryError in its ingest process."""
+"""Memory in MB at which a record fails with MemoryError in its ingest process."""
 
 
 def web(*, host: str, port: int) -> list[str]:
-    """The ASGI server. Live streams never end by themselves, so a stop waits for them only 5 s."""
+    """The ASGI server. Live streams do not end by themselves, so a stop waits only 5 s for them."""
     return [
         *("python", "-m", "uvicorn", "dashboard.asgi:application"),
         *("--host", host, "--port", str(port)),
-        # Proxies are trusted by dashboard/security/proxies.py alone.
+        # Only dashboard/security/proxies.py trusts proxies.
         *("--timeout-graceful-shutdown", "5", "--lifespan", "off", "--no-proxy-headers"),
         *("--no-access-log", "--log-level", "warning"),
     ]
 
 
 def worker() -> list[str]:
-    """Launches, deletions, exports, webhooks, the reaper: work that control does not wait for."""
+    """The worker for launches, deletions, exports, webhooks and the reaper."""
     return _worker("celery", WORKER_PROCESSES)
 
 
 def control() -> list[str]:
-    """The worker that controls runs. It does nothing else, so it is never busy for long."""
+    """The worker that controls runs. It does nothing else, so it always has capacity."""
     return _worker("control", CONTROL_PROCESSES)
 
 
 def ingest() -> list[str]:
-    """The worker that reads and writes buckets. What it reads can hang it, fill its memory or have
-    it killed."""
+    """The worker that reads and writes buckets. Their content can hang it, exhaust its memory, or
+    get it killed."""
     return [
         *_worker("ingest", INGEST_PROCESSES),
         *("--max-memory-per-child", str(INGEST_KB)),
@@ -47,7 +47,7 @@ def ingest() -> list[str]:
 
 
 def _worker(queue: str, processes: int) -> list[str]:
-    """Workers of one broker need not know each other: no gossip, no mingle."""
+    """A worker of one queue. Workers do not coordinate, so gossip and mingle are off."""
     return [
         *("python", "-m", "celery", "-A", "dashboard", "worker"),
         *("--queues", queue, "--hostname", f"{queue}@%h"),
@@ -57,7 +57,7 @@ def _worker(queue: str, processes: int) -> list[str]:
 
 
 def beat() -> list[str]:
-    """The ticker. Its schedule is in the code and in seconds, so nothing of it is kept on disk."""
+    """Celery beat. Its schedule is in the code, so it keeps no file."""
     return [
         *("python", "-m", "celery", "-A", "dashboard", "beat"),
         *("--scheduler", "dashboard.server.scheduler:MonotonicScheduler", "--loglevel", "WARNING"),

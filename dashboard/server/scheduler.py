@@ -1,9 +1,9 @@
-"""Celery's beat on a monotonic clock.
+"""Celery beat on a monotonic clock.
 
-Celery's own scheduler compares wall-clock times: after the clock was set back by an hour no task is
-due for an hour, and no run is looked after. Here an entry is due when its interval has passed on
-:func:`time.monotonic`, which is never set. For that the schedule must consist of intervals, as ours
-does; nothing is kept on disk. An entry that was due several times (the machine slept) is sent once.
+Celery's own scheduler compares wall-clock times: after the clock is set back by an hour, no task is
+due for an hour and no run is reconciled. Here an entry is due when its interval has passed on
+:func:`time.monotonic`. This requires a schedule of intervals, which ours is; no state is stored. An
+entry that was due several times (the machine was suspended) is sent once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from celery.beat import Scheduler
 
 
 class MonotonicScheduler(Scheduler):  # type: ignore[misc]
-    """``monotonic`` is the clock, in seconds."""
+    """``monotonic`` is the clock in seconds."""
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -25,10 +25,10 @@ class MonotonicScheduler(Scheduler):  # type: ignore[misc]
         super().__init__(*args, **more)
 
     def install_default_entries(self, data: Any) -> None:
-        """None: Celery's own clears results, of which we keep none, and is a crontab."""
+        """Add none: Celery's own entry is a crontab that deletes results, and we store none."""
 
     def tick(self, *_: Any, **__: Any) -> float:
-        """Send all tasks that are due; returns the seconds until the next one is."""
+        """Send all tasks that are due. Returns the seconds until the next one is due."""
         for name, entry in self.schedule.items():
             now = self.monotonic()
             due = self._due.setdefault(name, now)

@@ -1,4 +1,4 @@
-"""Everything the server needs, started and stopped as one: broker, worker, ticker, web.
+"""The supervisor: starts and stops all processes of the server: broker, workers, beat, web.
 
 ::
 
@@ -9,14 +9,14 @@
                     |-- celery beat
                     `-- uvicorn
 
-For one machine; ``docker-compose.yml`` runs the same commands as services. State and logs are in
-the state folder, and a lock allows one supervisor for each folder. A child that ends is started
-again. A child that keeps ending stops the server with the end of its log, unless the disk is full:
-then it is started again every few seconds until there is space.
+For a single machine; ``docker-compose.yml`` runs the same commands as services. State and logs are
+in the state folder, and a lock allows one supervisor per folder. A child that exits is restarted. A
+child that keeps exiting stops the server with the tail of its log, unless the disk is full: then it
+is restarted every few seconds until there is space.
 
 SIGINT, SIGTERM or SIGHUP stop every child and every local replica that this server started; a
-second signal kills them. Local replicas of an earlier server go on, and so do all local replicas
-when the server stops because of an error of its own or is killed (Linux then ends its children, see
+second signal kills them. Local replicas of an earlier server continue, and so do all local replicas
+if the server stops because of its own error or is killed (Linux then ends its children, see
 :mod:`executors.process_guard`): the next start finds them again.
 """
 
@@ -44,24 +44,24 @@ from dashboard.server.child_process import Child
 from executors import LocalProcessExecutor
 from executors.base import ExecutorConfig, ReplicaHandle
 from runs.disk import FULL_BYTES, free_bytes
-from runs.schema import NewerSchema, compare_schema, refuse_newer
+from runs.schema import IncompatibleSchema, compare_schema, refuse_newer
 
 FREE_BYTES = 200_000_000
 IDLE_S = 60.0
-"""A child that is starting and has used no processor time for so long is stuck."""
+"""A starting child that has used no CPU time for this long is stuck."""
 START_S = 900.0
 """The longest wait for a child that makes progress."""
 REPORT_S = 5.0
 RETRY_S = 5.0
-"""Between two starts of a child while the disk is full."""
+"""Interval between restarts of a child while the disk is full."""
 STOP_S = 10.0
 TICK_S = 0.2
 RESTARTS, WITHIN_S = 5, 60.0
-"""A child that ends more often than this is not started again."""
+"""A child that exits more often than this is not restarted."""
 
 
 class SupervisorError(Exception):
-    """It cannot start or go on; the message says why."""
+    """The server cannot start or continue; the message has the reason."""
 
 
 class Stopped(Exception):
@@ -69,19 +69,19 @@ class Stopped(Exception):
 
 
 class Supervisor:
-    """Use it as a context manager: leaving the block stops everything."""
+    """Use it as a context manager: leaving the block stops everything. ``report`` prints a line."""
 
-    def __init__(self, *, host: str, port: int, say: Callable[[str], None]) -> None:
+    def __init__(self, *, host: str, port: int, report: Callable[[str], None]) -> None:
         self.host = host
         self.port = port
-        self.say = say
+        self.report = report
         self.var: Path = settings.VAR_DIR
         self.children: list[Child] = []
         self.stopping = False
         self._lock: TextIO | None = None
         self._impatient = False
-        self._found: frozenset[str] = frozenset()
-        """Launch keys of local replicas that were live before this server started."""
+        self._earlier: frozenset[str] = frozenset()
+        """Launch keys of local replicas that were running before this server started."""
         self._full_since: float | None = None
 
     @property
@@ -103,16 +103,16 @@ class Supervisor:
         self.stop(end_replicas=not failed)
 
     def start(self) -> None:
-        """Start everything in order; returns when pages are answered."""
+        """Start everything in order. Returns when the web server responds."""
         check_state_folder(self.var)
         if changed := private_files.tighten(self.var):
             names = ", ".join(path.name for path in changed[:5])
             more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            self.say(f"other accounts could read the state folder; tightened {names}{more}")
+            self.report(f"removed the permissions of other accounts from {names}{more}")
         self._take_lock()
-        self._found = frozenset(handle.launch_key for handle in self._local().live())
-        if self._found:
-            self.say(f"found {len(self._found)} local replicas of an earlier server")
+        self._earlier = frozenset(handle.launch_key for handle in self._local().live())
+        if self._earlier:
+            self.report(f"found {len(self._earlier)} local replicas of an earlier server")
         if not broker.port_is_free(self.port, self.host):
             raise SupervisorError(
                 f"port {self.port} on {self.host} is in use; set ARCHIPELAGO_PORT to another"
@@ -130,29 +130,29 @@ class Supervisor:
         self._start("worker", commands.worker())
         self._start("beat", commands.beat())
         self._start("web", commands.web(host=self.host, port=self.port))
-        self._wait_until(self._answers, "the web server to answer")
+        self._wait_until(self._answers, "the web server")
 
     def _migrate(self) -> None:
         try:
             schema = compare_schema()
             refuse_newer(schema)
             if schema.missing:
-                self.say("preparing the database")
+                self.report("preparing the database")
             call_command("migrate", verbosity=0, interactive=False)
-        except NewerSchema as error:
+        except IncompatibleSchema as error:
             raise SupervisorError(str(error)) from error
         except DatabaseError as error:
             raise SupervisorError(f"the database cannot be used: {error}") from error
 
     def check(self) -> None:
-        """Start again what died; raises :class:`SupervisorError` when that does not help."""
+        """Restart children that exited. Raises :class:`SupervisorError` if one keeps exiting."""
         for child in self.children:
             code = child.ended()
             if code is not None and not self.stopping:
                 self._revive(child, code)
 
     def wait(self, seconds: float = TICK_S) -> None:
-        """Look after the children for a while, or until asked to stop."""
+        """Restart children for some time, or until the server is stopped."""
         deadline = time.monotonic() + seconds
         while not self.stopping and time.monotonic() < deadline:
             self.check()
@@ -166,13 +166,13 @@ class Supervisor:
             return
         by_name = {child.name: child for child in self.children}
         server = by_name.pop("broker", None)
-        # The worker first: it would record a replica that is ended here as lost.
+        # The workers first: they would record the local replicas that end below as lost.
         self._end(list(by_name.values()))
         if end_replicas:
             self._end_replicas()
         left = len(self._local().live())
         if left:
-            self.say(f"{left} local replicas go on training; the next start finds them again")
+            self.report(f"{left} local replicas keep training; the next start finds them again")
         if server is not None:
             self._end([server])
         self._lock.close()
@@ -187,10 +187,10 @@ class Supervisor:
         local = self._local()
 
         def own() -> list[ReplicaHandle]:
-            return [handle for handle in local.live() if handle.launch_key not in self._found]
+            return [handle for handle in local.live() if handle.launch_key not in self._earlier]
 
         if ending := own():
-            self.say(f"stopping {len(ending)} local replicas")
+            self.report(f"stopping {len(ending)} local replicas")
             local.cancel(ending)
             deadline = time.monotonic() + local.grace_s + STOP_S
             while own() and not self._impatient and time.monotonic() < deadline:
@@ -218,7 +218,7 @@ class Supervisor:
             pid = file.read().strip() or "unknown"
             file.close()
             raise SupervisorError(
-                f"process {pid} serves {self.var} already; stop it, or set ARCHIPELAGO_VAR to "
+                f"process {pid} already serves {self.var}; stop it, or set ARCHIPELAGO_VAR to "
                 "another folder"
             ) from None
         file.truncate(0)
@@ -230,7 +230,7 @@ class Supervisor:
         server = broker.prepare(self.var / "broker")
         use_broker(server.url)
         self._start("broker", server.command)
-        self._wait_until(server.ready, "the broker to answer")
+        self._wait_until(server.ready, "the broker")
 
     def _start(self, name: str, command: list[str], **more_env: str) -> None:
         child = Child(
@@ -253,19 +253,19 @@ class Supervisor:
         child.restarts = [at for at in child.restarts if now - at < WITHIN_S]
         if len(child.restarts) >= RESTARTS:
             raise SupervisorError(
-                f"{child.name} keeps ending (exit code {code}). Last lines of {child.log}:\n"
-                f"{child.last_words()}"
+                f"{child.name} keeps exiting (exit code {code}). Last lines of {child.log}:\n"
+                f"{child.log_tail()}"
             )
-        self.say(f"{child.name} ended (exit code {code}); starting it again (log: {child.log})")
+        self.report(f"{child.name} exited (exit code {code}); restarting it (log: {child.log})")
         child.restarts.append(now)
         child.start()
 
     def _wait_for_space(self, child: Child, now: float) -> None:
-        """Start a child that ended on a full disk again, but not at once."""
+        """Restart a child that exited because of a full disk, after a delay."""
         if self._full_since is None:
-            self.say(
+            self.report(
                 f"the disk is full: expected {FULL_BYTES / 1e6:.0f} MB free in {self.var}, found "
-                f"{free_bytes(self.var) / 1e6:.0f} MB; {child.name} ended and is started again "
+                f"{free_bytes(self.var) / 1e6:.0f} MB; {child.name} exited and is restarted "
                 f"every {RETRY_S:.0f} s. Free some space."
             )
             self._full_since = now
@@ -274,7 +274,7 @@ class Supervisor:
             child.start()
 
     def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        """Return when ``ready``. The newest child may take its time as long as it works."""
+        """Wait for ``ready``, as long as the newest child makes progress."""
         newest = self.children[-1]
         wait = StartWait(now=time.monotonic())
         while not ready():
@@ -283,7 +283,7 @@ class Supervisor:
             self.check()
             now = time.monotonic()
             if wait.reports(now):
-                self.say(f"waiting for {what} ({now - wait.began:.0f} s); log: {newest.log}")
+                self.report(f"waiting for {what} ({now - wait.began:.0f} s); log: {newest.log}")
                 wait.saw(newest.activity(), now)
             if reason := wait.over(now):
                 raise SupervisorError(_start_failure(newest, what, reason))
@@ -297,26 +297,26 @@ class Supervisor:
 
 
 class StartWait:
-    """How long to wait for a child that is starting: as long as it makes progress."""
+    """The wait for a starting child: as long as it makes progress."""
 
     def __init__(self, *, now: float) -> None:
         self.began = self._moved = self._reported = now
         self._seen: tuple[float, int] | None = None
 
     def reports(self, now: float) -> bool:
-        """Whether it is time for the next line of progress."""
+        """Whether the next progress message is due."""
         if now - self._reported < REPORT_S:
             return False
         self._reported = now
         return True
 
     def saw(self, activity: tuple[float, int], now: float) -> None:
-        """Take note of the child's figures (:meth:`Child.activity`)."""
+        """Record the values of :meth:`Child.activity`."""
         if activity != self._seen:
             self._seen, self._moved = activity, now
 
     def over(self, now: float) -> str:
-        """Why the wait is over, '' while it is not."""
+        """Why the wait is over; '' while it is not."""
         if now - self._moved > IDLE_S:
             return f"it has used no processor time for {IDLE_S:.0f} s"
         if now - self.began > START_S:
@@ -325,13 +325,13 @@ class StartWait:
 
 
 def _start_failure(child: Child, what: str, reason: str) -> str:
-    log = child.last_words()
+    log = child.log_tail()
     end = f"Last lines of {child.log}:\n{log}" if log else f"{child.log} is empty."
     return f"{child.name} did not start, {reason} (waiting for {what}). {end}"
 
 
 def use_broker(url: str) -> None:
-    """Let this process and the children it starts from now on use that broker."""
+    """Use that broker in this process and in children started from now on."""
     os.environ["REDIS_URL"] = url
     settings.REDIS_URL = url
     settings.CELERY_BROKER_URL = url
@@ -339,7 +339,7 @@ def use_broker(url: str) -> None:
 
 
 def check_state_folder(var: Path) -> None:
-    """Refuse a folder that cannot be written or a disk that is full, before anything is begun."""
+    """Raise if the state folder is not writable or the disk is full."""
     probe = var / f".probe-{os.getpid()}"
     try:
         var.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Template tags of the comparison: a measure in its unit, and how it differs from the baseline."""
+"""Template tags of the comparison: a measure with its unit, and its change from the baseline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(of: Measure, value: float | None) -> str:
 
 @register.simple_tag
 def change(of: Measure, cell: Cell) -> str:
-    """``−0.120 (−4.1%)``; of a percentage ``+3 points``."""
+    """``−0.120 (−4.1%)``; for a percentage ``+3 points``."""
     if cell.change is None:
         return ""
     if not cell.change:

@@ -1,5 +1,5 @@
-"""Template tags: icons, state badges, and numbers as :mod:`dashboard.presentation.formats` writes
-them."""
+"""Template tags: icons, state badges, and numbers in the format of
+:mod:`dashboard.presentation.formats`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ register = template.Library()
 
 
 def _number(show: Callable[[float | None], str]) -> Callable[[object], str]:
-    """A filter for which what a template could not look up is unknown."""
+    """A filter that shows a value as unknown if it is not a number."""
     return lambda value: show(value if isinstance(value, int | float) else None)
 
 
@@ -48,7 +48,7 @@ def age(value: str | datetime.datetime | None) -> str:
 
 @register.simple_tag
 def script() -> str:
-    """Address of the one script of all pages; with ``ARCHIPELAGO_DEBUG`` of what it is made of."""
+    """URL of the combined script; with ``ARCHIPELAGO_DEBUG`` that of its source modules."""
     return static("js/app.js" if settings.DEBUG else "dist/app.js")
 
 
@@ -77,7 +77,7 @@ def state(name: str, modifier: str = "") -> SafeString:
 
 @register.simple_tag
 def moment(value: str | datetime.datetime | None) -> SafeString:
-    """A ``<time>`` that says how long ago; ``base.js`` keeps it ticking and adds the local time."""
+    """A ``<time>`` element with a relative time, which ``base.js`` updates."""
     at = parse_datetime(value) if isinstance(value, str) else value
     if at is None:
         return SafeString(formats.UNKNOWN)
@@ -94,7 +94,7 @@ CAUSES = {
     "lost": ("lost", "failed"),
     "refused": ("refused", "failed"),
 }
-"""Why an attempt ended -> (icon, tone)."""
+"""Exit cause of an attempt -> (icon, tone)."""
 
 
 @register.simple_tag
@@ -110,7 +110,7 @@ def cause(name: str) -> SafeString:
 
 @register.simple_tag
 def clock(value: str | None) -> SafeString:
-    """A moment by the clock; ``base.js`` shows it in the reader's own time zone."""
+    """An absolute time, which ``base.js`` converts to the time zone of the browser."""
     at = parse_datetime(value) if value else None
     if at is None:
         return SafeString(formats.UNKNOWN)

@@ -1,1 +1,1 @@
-"""Views: parse the request, call a selector or a service, render. One file per screen."""
+"""Views: parse the request, call a query or an action, render. One module per screen."""

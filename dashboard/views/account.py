@@ -1,4 +1,4 @@
-"""One's own password: changed by oneself, or chosen under a link an administrator passed on."""
+"""A user's own password: change it, or set it with a link from an administrator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
-from dashboard.forms.people import ChosenPasswordForm, OwnPasswordForm
+from dashboard.forms.users import ChosenPasswordForm, OwnPasswordForm
 from dashboard.security import throttle
 from runs import audit
 from runs.actions import users
@@ -27,7 +27,8 @@ from runs.actions import users
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def password(request: HttpRequest) -> HttpResponse:
-    """This session goes on; the person's others have ended, for they hold a hash of the old one."""
+    """Change the password. This session continues; all other sessions of the user end, because
+    they hold a hash of the old password."""
     assert isinstance(request.user, User)
     address = throttle.address_of(request)
     name = request.user.get_username()
@@ -56,13 +57,13 @@ def _page(request: HttpRequest, form: OwnPasswordForm, *, status: int = 200) -> 
 
 @method_decorator(login_not_required, name="dispatch")
 class ChoosePasswordView(views.PasswordResetConfirmView):
-    """The page of a link. The token moves into the session at once, so that it is in no Referer."""
+    """The page of a password link. The token moves into the session, out of the Referer header."""
 
     template_name = "account/choose_password.html"
     form_class = ChosenPasswordForm
     token_generator = users.links
     success_url = reverse_lazy("login")
-    reset_url_token = "chosen"  # noqa: S105  what the address has instead of the token
+    reset_url_token = "chosen"  # noqa: S105  replaces the token in the URL
 
     def get_user(self, uidb64: str) -> Any:
         user = super().get_user(uidb64)
@@ -70,10 +71,12 @@ class ChoosePasswordView(views.PasswordResetConfirmView):
 
     def form_valid(self, form: Any) -> HttpResponse:
         with transaction.atomic():
-            answer = super().form_valid(form)
+            response = super().form_valid(form)
             audit.record(
-                "user.password_changed", actor=form.user, target=f"user {form.user}",
-                detail="under a link of an administrator",
-            )  # fmt: skip
+                "user.password_changed",
+                actor=form.user,
+                target=f"user {form.user}",
+                detail="with a link from an administrator",
+            )
         messages.success(self.request, "Your password is set. Sign in with it.")
-        return answer
+        return response

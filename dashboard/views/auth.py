@@ -1,7 +1,7 @@
-"""Sign in, sign out, and the first administrator on a server that has no user yet.
+"""Sign in, sign out, and creating the first administrator on a server without users.
 
-The administration's own sign-in page is this one too, so that there is one place where passwords
-are tried and counted (:mod:`dashboard.security.throttle`).
+The admin site uses this sign-in page too, so that password attempts are counted in one place
+(:mod:`dashboard.security.throttle`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoginView(views.LoginView):
         return super().dispatch(request, *args, **kwargs)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """A password is not even looked at once there were too many wrong ones."""
+        """Reject the attempt without checking the password after too many failures."""
         if throttle.refused(*self._who()):
             context = self.get_context_data(form=SignInForm(request), tried_too_often=True)
             return self.render_to_response(context, status=429)
@@ -54,21 +54,21 @@ class LoginView(views.LoginView):
 
 @login_not_required
 def admin_login(request: HttpRequest) -> HttpResponse:
-    """Where the administration sends whom it does not know."""
+    """Redirect target of the admin site for visitors who are not signed in."""
     if request.user.is_authenticated:
-        raise PermissionDenied("The administration is for administrators.")
-    then = request.GET.get("next") or reverse("admin:index")
-    return redirect(f"{reverse('login')}?{urlencode({'next': then})}")
+        raise PermissionDenied("Only administrators can open the admin site.")
+    next_url = request.GET.get("next") or reverse("admin:index")
+    return redirect(f"{reverse('login')}?{urlencode({'next': next_url})}")
 
 
 @login_not_required
 @never_cache
 @require_http_methods(["GET", "POST"])
 def setup(request: HttpRequest) -> HttpResponse:
-    """Create the first administrator. Once any user exists this leads to the sign-in page."""
+    """Create the first administrator. Redirects to the sign-in page once a user exists."""
     if User.objects.exists():
         return redirect("login")
-    setup_token.setup_token()  # the page says where it is, so it must be there
+    setup_token.setup_token()  # the page shows the path of the token file, so create the file
     initial = {"token": request.GET.get("token", "")}
     form = FirstAdministratorForm(request.POST or None, initial=initial)
     if form.is_valid():

@@ -1,9 +1,8 @@
-"""What is done to several runs of the list at once: compare, stop, archive, take in again, tag,
-delete.
+"""Actions on several runs of the list: compare, stop, archive, restore, tag, delete.
 
-Each run is looked at by itself: what somebody may not touch, or what cannot be done to it, is left
-as it is and said. Stopping is asked once more, on a page that names what will be stopped; deleting
-as well, and there the number of runs is typed.
+Each run is checked separately: runs that the user cannot change, or whose state does not allow the
+action, are skipped and reported. Stop asks for confirmation on a page that lists the runs; delete
+also asks for the number of runs.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
+from dashboard.views.access import signed_in
 from runs import permissions
 from runs.actions import lifecycle, replicas_and_pools
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.json_values import texts
 from runs.models import Run
 from runs.queries import selectors
 
 MOST = 200
-DONE = {"stop": "stopping", "archive": "archived", "restore": "in the list again", "tag": "tagged"}
-NOT_YOURS = "it is not yours: operators act on their own runs"
+DONE = {"stop": "stopping", "archive": "archived", "restore": "restored", "tag": "tagged"}
+NOT_YOURS = "operators can change only their own runs"
 
 
 @require_POST
@@ -40,36 +40,36 @@ def bulk(request: HttpRequest) -> HttpResponse:
         return redirect(f"{reverse('compare')}?ids={','.join(i for i in ids if _is_id(i))}")
     if what not in (*DONE, "delete"):
         known = ", ".join((*DONE, "delete"))
-        return HttpResponseBadRequest(f"expected do to be compare or one of {known}")
-    if not permissions.may_submit(request.user):
-        raise PermissionDenied("Viewers watch runs; an administrator can make you an operator.")
-    assert isinstance(request.user, User)
-    found = _found(request, ids)
-    if not found:
-        messages.info(request, "No run was selected.")
+        return HttpResponseBadRequest(f"expected do to be one of compare, {known}")
+    if not permissions.can_submit(request.user):
+        raise PermissionDenied("Viewers can't change runs. Ask an administrator for the role.")
+    user = signed_in(request)
+    selected = _selected(request, ids)
+    if not selected:
+        messages.info(request, "No runs selected.")
         return _back(request)
-    mine = _mine(request.user, found)
+    own = _operable(user, selected)
     if what == "delete":
-        return _delete(request, request.user, found, mine)
-    others = len(found) - len(mine)
+        return _delete(request, user, selected, own)
+    others = len(selected) - len(own)
     if what == "stop" and "confirmed" not in request.POST:
         context = {
-            "runs": [run for run in mine if not run.ended],
-            "ended": sum(run.ended for run in mine),
+            "runs": [run for run in own if not run.ended],
+            "ended": sum(run.ended for run in own),
             "others": others,
             "back": _query(request),
         }
         return render(request, "runs/bulk_stop.html", context)
-    _say(request, what, mine, others)
+    _act_on_all(request, what, own, others)
     return _back(request)
 
 
-def _delete(request: HttpRequest, user: User, found: list[Run], mine: list[Run]) -> HttpResponse:
-    """The page that asks; once the number is typed, what became of each that could not be."""
-    kept = [(run, NOT_YOURS) for run in found if run not in mine]
-    why = lifecycle.why_not_deleted(mine)
-    kept += [(run, why[run.pk]) for run in mine if run.pk in why]
-    runs = [run for run in mine if run.pk not in why]
+def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run]) -> HttpResponse:
+    """Show the confirmation page; with the right number, delete and list runs that are kept."""
+    kept = [(run, NOT_YOURS) for run in selected if run not in own]
+    why = lifecycle.why_not_deleted(own)
+    kept += [(run, why[run.pk]) for run in own if run.pk in why]
+    runs = [run for run in own if run.pk not in why]
     typed, objects = request.POST.get("count", "").strip(), bool(request.POST.get("objects"))
     context = {
         "runs": runs,
@@ -81,44 +81,44 @@ def _delete(request: HttpRequest, user: User, found: list[Run], mine: list[Run])
     if "confirmed" not in request.POST:
         return render(request, "runs/bulk_delete.html", context)
     if typed != str(len(runs)):
-        context["error"] = f"expected {len(runs)}, found {typed or 'nothing'}"
+        context["error"] = f"Enter {len(runs)}, the number of runs to delete."
         return render(request, "runs/bulk_delete.html", context, status=422)
     gone = 0
     for run in runs:
         try:
             lifecycle.delete(run, actor=user, name=run.name, objects=objects)
             gone += 1
-        except CannotDo as error:
+        except ActionRefused as error:
             kept.append((run, str(error)))
-        except Run.DoesNotExist:  # somebody else's deletion was quicker
+        except Run.DoesNotExist:  # a concurrent deletion has finished
             gone += 1
     if not kept:
-        messages.success(request, f"{gone} being deleted.")
+        messages.success(request, f"Deleting {gone} run{'s' if gone != 1 else ''}.")
         return _back(request)
     return render(request, "runs/bulk_delete.html", context | {"gone": gone, "done": True})
 
 
-def _say(request: HttpRequest, what: str, mine: list[Run], others: int) -> None:
+def _act_on_all(request: HttpRequest, what: str, runs: list[Run], others: int) -> None:
+    """Apply the action to each run, and report the outcome in one message."""
     changed, refused = 0, []
-    for run in mine:
+    for run in runs:
         try:
             changed += _act(request, what, run)
-        except CannotDo as error:
+        except ActionRefused as error:
             refused.append(f"{run.name}: {error}")
-    unchanged = len(mine) - changed - len(refused)
+    unchanged = len(runs) - changed - len(refused)
     parts = [f"{changed} {DONE[what]}"] if changed or not (refused or others) else []
     if unchanged and changed:
-        parts.append(f"{unchanged} were so already")
+        parts.append(f"{unchanged} already done")
     if others:
-        parts.append(f"{others} not touched: operators act on their own runs")
+        parts.append(f"{others} skipped: {NOT_YOURS}")
     parts += refused[:3] + ([f"and {len(refused) - 3} more"] if len(refused) > 3 else [])
     level = messages.WARNING if refused or others else messages.SUCCESS
     messages.add_message(request, level, "; ".join(parts) + ".")
 
 
 def _act(request: HttpRequest, what: str, run: Run) -> bool:
-    assert isinstance(request.user, User)
-    user = request.user
+    user = signed_in(request)
     acts: dict[str, Callable[[], Any]] = {
         "stop": lambda: replicas_and_pools.request_stop(run, actor=user),
         "archive": lambda: lifecycle.archive(run, actor=user),
@@ -133,18 +133,18 @@ def _act(request: HttpRequest, what: str, run: Run) -> bool:
     return bool(acts[what]())
 
 
-def _found(request: HttpRequest, ids: list[str]) -> list[Run]:
+def _selected(request: HttpRequest, ids: list[str]) -> list[Run]:
     wanted = [uuid.UUID(i) for i in ids if _is_id(i)][:MOST]
     if not wanted:
         return []
     return list(selectors.runs_for(request.user).filter(pk__in=wanted))
 
 
-def _mine(user: User, found: list[Run]) -> list[Run]:
-    """Those the user may operate, asking for the role once."""
+def _operable(user: User, runs: list[Run]) -> list[Run]:
+    """The runs that the user can operate, with one query for the role."""
     if permissions.has_role(user, "admin"):
-        return found
-    return [run for run in found if run.owner_id == user.pk]
+        return runs
+    return [run for run in runs if run.owner_id == user.pk]
 
 
 def _back(request: HttpRequest) -> HttpResponse:
@@ -153,7 +153,7 @@ def _back(request: HttpRequest) -> HttpResponse:
 
 
 def _query(request: HttpRequest) -> str:
-    """Of the list's address: it is put behind our own path, so it leads nowhere else."""
+    """Query string of the list. It is appended to our own path, so it cannot redirect elsewhere."""
     return request.POST.get("back", "").removeprefix("?")[:2000]
 
 

@@ -1,8 +1,7 @@
-"""What charts ask for as they are zoomed: series by window, outcomes by round, bars by time.
+"""Data of the charts, requested on zoom: series by window, outcomes by round, bars by time.
 
-Numbers are packed for the page alone (whole numbers as differences, values to six digits), so that
-a chart of a million points is one answer of some 50 kB. Whoever wants all of them, unsampled, asks
-the API for an export.
+The format is compact and private to the page: whole numbers as differences, values with six digits.
+A chart of a million points is one response of about 50 kB. The API's export has every point.
 """
 
 from __future__ import annotations
@@ -23,58 +22,61 @@ from dashboard.views.access import run_to_see
 from runs.ingest.limits import INT_LIMIT, SMALL_LIMIT
 from runs.metrics import charts, round_strips, timeline
 from runs.metrics.bands import Band, band
+from runs.metrics.blocks import nonfinite
 from runs.metrics.charts import AXES, Axis, Curve, Scales, Window
-from runs.metrics.columns import nonfinite
 from runs.models import Run
 from runs.queries import selectors
 
 MAX_SERIES = 12
 MAX_POINTS = 10_000
 OVERLAYS = 16
-"""Replicas that are drawn one by one; more are a band, and those that are asked for by number."""
+"""Up to so many replicas are drawn as separate lines; more are drawn as a band, plus the replicas
+that are selected by number."""
 LEAST_POINTS = 300
 MAX_COLUMNS = 2000
 COMPACT = {"separators": (",", ":")}
 
 
-class BadQuestion(ValueError):
-    """A parameter that makes no sense; its message is for whoever sent it."""
+class BadParameter(ValueError):
+    """An invalid query parameter. The message is sent to the client."""
 
 
 @require_safe
 @never_cache
 @gzip_page
 def series(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``: curves of a window.
-    ``last=1``: of each bucket the last point alone, so that series can be stacked. ``own=3``: of
-    that replica alone, against the band of all."""
+    """Series of a window: ``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``.
+
+    ``last=1``: only the last point of each bucket, so that series can be stacked. ``own=3``: only
+    that replica, with the band of all replicas.
+    """
     run = run_to_see(request, run_id)
     try:
-        answer = _series(run, request)
-    except BadQuestion as error:
+        body = _series(run, request)
+    except BadParameter as error:
         return HttpResponseBadRequest(str(error))
-    return JsonResponse(answer, json_dumps_params=COMPACT)
+    return JsonResponse(body, json_dumps_params=COMPACT)
 
 
 def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     wanted = [name for name in request.GET.get("of", "").split(",") if name]
     if not 1 <= len(wanted) <= MAX_SERIES:
-        raise BadQuestion(f"of: expected 1 to {MAX_SERIES} series, found {len(wanted)}")
+        raise BadParameter(f"of: expected 1 to {MAX_SERIES} series, found {len(wanted)}")
     for name in wanted:
-        if not name.isprintable():  # which no series is, and PostgreSQL cannot be asked for NUL
-            raise BadQuestion(f"of: expected names of series, found {name!r}")
-    asked = request.GET.get("x", "step")
-    axis: Axis = next((a for a in AXES if a == asked), "wall")
-    if asked not in (*AXES, "relative"):
-        raise BadQuestion(f"x: expected one of {', '.join(AXES)}, relative, found {asked!r}")
-    origin = _origin(run) if asked == "relative" else 0.0
+        if not name.isprintable():  # PostgreSQL rejects NUL in a query
+            raise BadParameter(f"of: expected names of series, found {name!r}")
+    x = request.GET.get("x", "step")
+    axis: Axis = next((a for a in AXES if a == x), "wall")
+    if x not in (*AXES, "relative"):
+        raise BadParameter(f"x: expected one of {', '.join(AXES)}, relative, found {x!r}")
+    origin = _origin(run) if x == "relative" else 0.0
     low, high = (_end(request, name, origin) for name in ("from", "to"))
     budget = _whole(request, "points", default=4000, most=MAX_POINTS)
     shown = _numbers(request, "replica")
-    found: Any = run  # with what runs_for adds
+    annotated: Any = run  # runs_for adds the field wanted
     scales = Scales(
         sync_every=int(run.group_settings["sync_every"]),
-        replicas=found.wanted or int(run.group_settings["num_replicas"]),
+        replicas=annotated.wanted or int(run.group_settings["num_replicas"]),
     )
     names = charts.names_of(run, wanted)
     replicas = {owner for _, owner in names if owner is not None}
@@ -85,9 +87,9 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     curves = charts.read(run, names, window)
     if request.GET.get("last"):
         curves = [charts.lasts(curve) for curve in curves]
-    theirs = [c for c in curves if c.owner is not None]
+    of_replicas = [c for c in curves if c.owner is not None]
     return {
-        "x": asked,
+        "x": x,
         "origin": origin,
         "replicas": len(replicas),
         "curves": [
@@ -95,7 +97,7 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
             for c in curves
             if c.owner is None or c.owner in drawn
         ],
-        "band": band_row(band(theirs, axis=axis, scales=scales), axis=axis, origin=origin)
+        "band": band_row(band(of_replicas, axis=axis, scales=scales), axis=axis, origin=origin)
         if len(replicas) > 1
         else None,
         "points": sum(len(c.points) for c in curves),
@@ -104,7 +106,7 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
 
 
 def curve_row(curve: Curve, *, axis: Axis, scales: Scales, origin: float) -> dict[str, Any]:
-    """``x`` as first value and differences, in whole units of ``unit``; ``y`` to six digits."""
+    """One curve. ``x``: first value and differences, in units of ``unit``; ``y``: six digits."""
     column, factor = scales.of(axis, curve.owner)
     raw = getattr(curve.points, column)
     unit = factor
@@ -122,22 +124,22 @@ def curve_row(curve: Curve, *, axis: Axis, scales: Scales, origin: float) -> dic
     }
 
 
-def band_row(found: Band, *, axis: Axis, origin: float) -> dict[str, Any]:
-    x = found.x - origin if axis == "wall" else found.x
+def band_row(spread: Band, *, axis: Axis, origin: float) -> dict[str, Any]:
+    x = spread.x - origin if axis == "wall" else spread.x
     return {
         "unit": 0.001,
         "x": differences(np.round(x * 1000).astype(np.int64)),
-        **{name: short(getattr(found, name)) for name in ("low", "mean", "high")},
+        **{name: short(getattr(spread, name)) for name in ("low", "mean", "high")},
     }
 
 
 def differences(whole: NDArray[Any]) -> list[int]:
-    found: list[int] = np.diff(whole, prepend=0).tolist()
-    return found
+    result: list[int] = np.diff(whole, prepend=0).tolist()
+    return result
 
 
 def short(values: NDArray[Any]) -> list[float | None]:
-    """Six significant digits: more than a screen has pixels. Not a number: null."""
+    """Values with six significant digits, more than a screen can show; null if not finite."""
     return [float(f"{v:.6g}") if math.isfinite(v) else None for v in values.tolist()]
 
 
@@ -145,34 +147,33 @@ def short(values: NDArray[Any]) -> list[float | None]:
 @never_cache
 @gzip_page
 def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``?below=4000``: outcomes of all rounds before that number, one digit per replica; and of
-    late ones whose lateness is known the places of those digits, as differences, and tenths of
-    seconds."""
+    """``?below=4000``: outcomes of all rounds below that number, one digit per replica. For late
+    contributions also their positions, as differences, and their lateness in tenths of seconds."""
     run = run_to_see(request, run_id)
     try:
         below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
-    except BadQuestion as error:
+    except BadParameter as error:
         return HttpResponseBadRequest(str(error))
-    found = timeline.outcomes(run, below=below)
-    kinds = sorted(set(found.states))
-    size = found.outcomes.shape[1]
-    answer = {
-        "late": differences(found.late_in * size + found.late["replica"].astype(np.int64)),
-        "late_ds": np.rint(found.late["late_s"] * 10).astype(np.int64).tolist(),
-        "numbers": differences(np.array(found.numbers, dtype=np.int64)),
+    grid = timeline.outcomes(run, below=below)
+    kinds = sorted(set(grid.states))
+    size = grid.outcomes.shape[1]
+    body = {
+        "late": differences(grid.late_in * size + grid.late["replica"].astype(np.int64)),
+        "late_ds": np.rint(grid.late["late_s"] * 10).astype(np.int64).tolist(),
+        "numbers": differences(np.array(grid.numbers, dtype=np.int64)),
         "kinds": kinds,
-        "states": "".join(str(kinds.index(state)) for state in found.states),
+        "states": "".join(str(kinds.index(state)) for state in grid.states),
         "replicas": size,
         "names": round_strips.OUTCOMES,
-        "outcomes": (found.outcomes + ord("0")).tobytes().decode("ascii"),
+        "outcomes": (grid.outcomes + ord("0")).tobytes().decode("ascii"),
     }
-    return JsonResponse(answer, json_dumps_params=COMPACT)
+    return JsonResponse(body, json_dumps_params=COMPACT)
 
 
 @require_safe
 @never_cache
 def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
-    """A round as a snapshot has it, for one that is too old to be in there."""
+    """One round in the format of the snapshot, for rounds that are too old to be in it."""
     run = run_to_see(request, run_id)
     rows = selectors.round_rows(run, numbers=[min(number, SMALL_LIMIT)])
     if not rows:
@@ -184,47 +185,47 @@ def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
 @never_cache
 @gzip_page
 def bars(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``?from=&to=&columns=800`` (seconds since 1970): who did what when, as bars or a raster."""
+    """Activity of the replicas as bars or a raster: ``?from=&to=&columns=800`` (Unix seconds)."""
     run = run_to_see(request, run_id)
     try:
         low, high = (_end(request, name, 0.0) for name in ("from", "to"))
         columns = _whole(request, "columns", default=800, most=MAX_COLUMNS)
         if low is not None and high is not None and low >= high:
-            raise BadQuestion(f"expected from before to, found {low} and {high}")
-    except BadQuestion as error:
+            raise BadParameter(f"expected from before to, found {low} and {high}")
+    except BadParameter as error:
         return HttpResponseBadRequest(str(error))
-    found = timeline.timeline(run, low=low, high=high, columns=columns)
-    answer: dict[str, Any] = {
-        "from": found.low,
-        "to": found.high,
-        "first": found.first,
-        "last": found.last,
-        "replicas": found.replicas,
+    activity = timeline.timeline(run, low=low, high=high, columns=columns)
+    body: dict[str, Any] = {
+        "from": activity.low,
+        "to": activity.high,
+        "first": activity.first,
+        "last": activity.last,
+        "replicas": activity.replicas,
         "groups": [*round_strips.GROUPS, "down"],
-        "commits": [[n, round(at - found.low, 3), state] for n, at, state in found.commits],
-        "slowest": found.slowest,
-        "counted": found.counted,
+        "commits": [[n, round(at - activity.low, 3), state] for n, at, state in activity.commits],
+        "slowest": activity.slowest,
+        "counted": activity.counted,
         "bars": None,
         "cells": None,
     }
-    if found.bars is not None:
-        milliseconds = np.rint(found.bars.phases * 1000).astype(np.int64)
-        answer["bars"] = {
-            "number": found.bars.number.tolist(),
-            "replica": found.bars.replica.tolist(),
-            "outcome": [round_strips.OUTCOMES[o] for o in found.bars.outcome.tolist()],
-            "started": np.rint((found.bars.started - found.low) * 1000).astype(int).tolist(),
+    if activity.bars is not None:
+        milliseconds = np.rint(activity.bars.phases * 1000).astype(np.int64)
+        body["bars"] = {
+            "number": activity.bars.number.tolist(),
+            "replica": activity.bars.replica.tolist(),
+            "outcome": [round_strips.OUTCOMES[o] for o in activity.bars.outcome.tolist()],
+            "started": np.rint((activity.bars.started - activity.low) * 1000).astype(int).tolist(),
             "phases": milliseconds.tolist(),
         }
-    if found.cells is not None:
-        answer["columns"] = columns
-        answer["cells"] = base64.b64encode(found.cells.tobytes()).decode("ascii")
-    return JsonResponse(answer, json_dumps_params=COMPACT)
+    if activity.cells is not None:
+        body["columns"] = columns
+        body["cells"] = base64.b64encode(activity.cells.tobytes()).decode("ascii")
+    return JsonResponse(body, json_dumps_params=COMPACT)
 
 
 def _origin(run: Run) -> float:
-    begun = run.first_step_at or run.started_at or run.created_at
-    return begun.timestamp()
+    start = run.first_step_at or run.started_at or run.created_at
+    return start.timestamp()
 
 
 def _end(request: HttpRequest, name: str, origin: float) -> float | None:
@@ -236,7 +237,7 @@ def _end(request: HttpRequest, name: str, origin: float) -> float | None:
     except ValueError:
         value = math.nan
     if not abs(value) <= INT_LIMIT:
-        raise BadQuestion(f"{name}: expected a number, found {text[:40]!r}")
+        raise BadParameter(f"{name}: expected a number, found {text[:40]!r}")
     return value + origin
 
 
@@ -244,12 +245,12 @@ def _whole(request: HttpRequest, name: str, *, default: int, most: int) -> int:
     text = request.GET.get(name) or str(default)
     fits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not fits or not 1 <= int(text) <= most:
-        raise BadQuestion(f"{name}: expected a whole number of 1 to {most}, found {text[:40]!r}")
+        raise BadParameter(f"{name}: expected a whole number of 1 to {most}, found {text[:40]!r}")
     return int(text)
 
 
 def _numbers(request: HttpRequest, name: str) -> Sequence[int]:
     texts = [text for text in request.GET.get(name, "").split(",") if text][:OVERLAYS]
     if not all(text.isascii() and text.isdecimal() and len(text) < 8 for text in texts):
-        raise BadQuestion(f"{name}: expected numbers of replicas, found {','.join(texts)[:40]!r}")
+        raise BadParameter(f"{name}: expected numbers of replicas, found {','.join(texts)[:40]!r}")
     return [int(text) for text in texts]

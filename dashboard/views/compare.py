@@ -1,7 +1,7 @@
-"""Runs beside each other: ``/compare?ids=<id>,<id>&base=<id>``.
+"""Compare runs: ``/compare?ids=<id>,<id>&base=<id>``.
 
-Everything chosen is in the address. The page shows the tables, ``compare.json`` brings the curves
-and ``compare.csv`` the tables for elsewhere.
+The URL holds the whole selection. The page shows the tables, ``compare.json`` provides the curves
+and ``compare.csv`` the tables as a file.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import permissions
+from dashboard.views.access import reader
 from runs.json_values import finite, iso
 from runs.models import Run
 from runs.queries import comparison, selectors
@@ -28,9 +27,9 @@ from runs.states import RUN_ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """``runs`` in the order asked for, the baseline first; ``unknown`` are ids of none that
-    somebody may see, ``left_out`` those beyond :data:`MOST`."""
+class Selection:
+    """``runs`` in the requested order, the baseline first; ``unknown``: ids without a run that the
+    user can see; ``left_out``: number of ids beyond :data:`MOST`."""
 
     runs: list[Run]
     unknown: list[str]
@@ -44,47 +43,51 @@ class Asked:
 @require_safe
 @never_cache
 def compare(request: HttpRequest) -> HttpResponse:
-    asked = _asked(request)
-    runs = asked.runs
+    selection = _selection(request)
+    runs = selection.runs
     table = comparison.table(comparison.measured(runs))
     context = {
-        "asked": asked,
+        "asked": selection,
         "most": MOST,
         "rows": [
-            {"run": run, "number": number, "cells": list(zip(MEASURES, cells, strict=True)),
-             "without": ",".join(str(r.pk) for r in runs if r is not run)}
+            {
+                "run": run,
+                "number": number,
+                "cells": list(zip(MEASURES, cells, strict=True)),
+                "without": ",".join(str(r.pk) for r in runs if r is not run),
+            }
             for number, (run, cells) in enumerate(zip(runs, table, strict=True))
         ],
         "measures": MEASURES,
         "differences": comparison.differences(runs),
         "active": any(run.state not in RUN_ENDED for run in runs),
         "now": timezone.now(),
-    }  # fmt: skip
-    return render(request, "compare/compare.html", context, status=_status(asked))
+    }
+    return render(request, "compare/compare.html", context, status=_status(selection))
 
 
 @require_safe
 @never_cache
 def compare_json(request: HttpRequest) -> JsonResponse:
-    asked = _asked(request)
+    selection = _selection(request)
     body = {
-        "runs": [{"id": str(run.pk), "name": run.name} for run in asked.runs],
-        "curves": [_columns(curve) for curve in comparison.curves(asked.runs)],
+        "runs": [{"id": str(run.pk), "name": run.name} for run in selection.runs],
+        "curves": [_columns(curve) for curve in comparison.curves(selection.runs)],
     }
-    return JsonResponse(body, status=_status(asked))
+    return JsonResponse(body, status=_status(selection))
 
 
 @require_safe
 @never_cache
 def compare_csv(request: HttpRequest) -> HttpResponse:
-    """A line for each run: measures, their differences to the baseline, settings that differ.
+    """One line per run: measures, their differences to the baseline, and differing settings.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front.
+    A text that a spreadsheet would evaluate as a formula is prefixed with an apostrophe.
     """
-    asked = _asked(request)
-    runs = asked.runs
+    selection = _selection(request)
+    runs = selection.runs
     different = comparison.differences(runs)
-    response = HttpResponse(content_type="text/csv; charset=utf-8", status=_status(asked))
+    response = HttpResponse(content_type="text/csv; charset=utf-8", status=_status(selection))
     response["Content-Disposition"] = 'attachment; filename="comparison.csv"'
     writer = csv.writer(response)
     measures = [m.name for m in MEASURES]
@@ -94,43 +97,42 @@ def compare_csv(request: HttpRequest) -> HttpResponse:
         + [_text(d.name) for d in different]
     )
     table = comparison.table(comparison.measured(runs))
-    for place, (run, cells) in enumerate(zip(runs, table, strict=True)):
+    for index, (run, cells) in enumerate(zip(runs, table, strict=True)):
         writer.writerow(
             [run.pk, _text(run.name), run.state, _text(run.owner.get_username())]
             + [iso(run.created_at), run.committed_rounds]
             + [_number(cell.value) for cell in cells]
             + [_number(cell.change) for cell in cells]
-            + [_text(d.values[place]) for d in different]
+            + [_text(d.values[index]) for d in different]
         )
     return response
 
 
-def _asked(request: HttpRequest) -> Asked:
-    if not permissions.may_look(request.user):
-        raise PermissionDenied("An administrator can give you a role.")
-    words = dict.fromkeys(w.strip() for w in request.GET.get("ids", "").split(",") if w.strip())
+def _selection(request: HttpRequest) -> Selection:
+    user = reader(request)
+    texts = dict.fromkeys(w.strip() for w in request.GET.get("ids", "").split(",") if w.strip())
     base = request.GET.get("base", "")
-    if base in words:  # pinned: first, and never among those left out
-        words = {base: None} | words
+    if base in texts:  # the baseline comes first and is never left out
+        texts = {base: None} | texts
     wanted, unknown = {}, []
-    for word in list(words)[:MOST]:
+    for text in list(texts)[:MOST]:
         try:
-            wanted[uuid.UUID(word)] = word
+            wanted[uuid.UUID(text)] = text
         except ValueError:
-            unknown.append(word[:64])
-    found = selectors.runs_for(request.user).filter(pk__in=wanted).prefetch_related("pools")
-    by_id = {run.pk: run for run in found} if wanted else {}
-    return Asked(
+            unknown.append(text[:64])
+    rows = selectors.runs_for(user).filter(pk__in=wanted).prefetch_related("pools")
+    by_id = {run.pk: run for run in rows} if wanted else {}
+    return Selection(
         runs=[by_id[pk] for pk in wanted if pk in by_id],
-        unknown=unknown + [word for pk, word in wanted.items() if pk not in by_id],
-        left_out=max(0, len(words) - MOST),
+        unknown=unknown + [text for pk, text in wanted.items() if pk not in by_id],
+        left_out=max(0, len(texts) - MOST),
     )
 
 
-def _status(asked: Asked) -> int:
-    if asked.left_out:
+def _status(selection: Selection) -> int:
+    if selection.left_out:
         return 422
-    return 404 if asked.unknown and not asked.runs else 200
+    return 404 if selection.unknown and not selection.runs else 200
 
 
 def _columns(curve: Curve) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Error pages that need more than their template: an expired form, and an error of the server."""
+"""Error pages with logic: a failed CSRF check, and internal errors caused by storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSWERS = {
     StorageTrouble.DISK_FULL: _Answer(
         status=507,
         heading="The server's disk is full",
-        message="Nothing was saved. Replicas that train are not affected. Free space on the disk "
+        message="Nothing was saved. Running replicas are not affected. Free space on the disk "
         "of the server's state folder or of its database, then try again.",
         retry_after_s=60,
     ),
@@ -37,8 +37,8 @@ _ANSWERS = {
     StorageTrouble.AWAY: _Answer(
         status=503,
         heading="The database can't be reached",
-        message="Nothing was saved. Replicas that train are not affected. The server's log has "
-        "the reason; /readyz reports when the database answers again.",
+        message="Nothing was saved. Running replicas are not affected. The server's log has "
+        "the reason; /readyz shows when the database is reachable again.",
         retry_after_s=10,
     ),
 }
@@ -49,8 +49,8 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def internal_error(request: HttpRequest) -> HttpResponse:
-    """``handler500``: trouble of the server's storage has an answer of its own, as JSON under
-    ``/api/``. Called while the exception is being handled."""
+    """``handler500``. Storage failures have their own page, or JSON under ``/api/``. Django calls
+    it while the exception is being handled."""
     trouble = storage_trouble(sys.exc_info()[1])
     if trouble is None:
         return server_error(request)
@@ -60,7 +60,7 @@ def internal_error(request: HttpRequest) -> HttpResponse:
         body = {"detail": f"{answer.heading}. {answer.message}", "errors": []}
         response = JsonResponse(body, status=answer.status)
     else:
-        # Without the request: its session and user would need the database.
+        # Without the request: rendering its session and user would query the database.
         response = render(None, "storage_trouble.html", {"answer": answer}, status=answer.status)
     response["Retry-After"] = str(answer.retry_after_s)
     return response

@@ -1,4 +1,4 @@
-"""For machines that look after this one: ``/healthz``, ``/readyz`` and ``/metrics``."""
+"""Endpoints for monitoring: ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runs.queries import metrics as numbers
 @never_cache
 @require_safe
 def healthz(request: HttpRequest) -> HttpResponse:
-    """This process answers. Nothing is asked: a broker that is away must restart no web server."""
+    """Liveness. Checks nothing else: a missing broker must not restart the web server."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
@@ -26,13 +26,13 @@ def healthz(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """503 unless database, broker and a worker are there."""
-    found = health.readiness()
-    well = all(said == "ok" for said in found.values())
-    answer = JsonResponse({"ready": well, **found}, status=200 if well else 503)
-    # Probes ask every few seconds: Django would log each 503 as a server error.
-    answer._has_been_logged = True  # type: ignore[attr-defined]
-    return answer
+    """Readiness: 503 unless database, broker and a worker respond."""
+    checks = health.readiness()
+    ready = all(status == "ok" for status in checks.values())
+    response = JsonResponse({"ready": ready, **checks}, status=200 if ready else 503)
+    # Probes poll every few seconds: without this Django logs each 503 as a server error.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
 
 
 @login_not_required
@@ -40,7 +40,7 @@ def readyz(request: HttpRequest) -> JsonResponse:
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """For whoever may look at runs: a token with the scope ``read``, or a session."""
+    """Prometheus metrics, for a token with the scope ``read`` or a session."""
     try:
         who = ByToken()(request) or BySession(csrf=False)(request)
         if who is None:
@@ -52,8 +52,8 @@ def metrics(request: HttpRequest) -> HttpResponse:
     return HttpResponse(numbers.exposition(), content_type=numbers.CONTENT_TYPE)
 
 
-def _refused(status: int, why: str) -> HttpResponse:
-    response = HttpResponse(f"{why}\n", status=status, content_type="text/plain; charset=utf-8")
+def _refused(status: int, message: str) -> HttpResponse:
+    response = HttpResponse(f"{message}\n", status=status, content_type="text/plain; charset=utf-8")
     if status == 401:
         response["WWW-Authenticate"] = 'Bearer realm="archipelago"'
     return response

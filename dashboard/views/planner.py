@@ -1,7 +1,7 @@
-"""The planner: the whole question is in the address, so a plan can be pasted to a colleague.
+"""The planner page. The URL holds the whole input, so that a plan can be shared as a link.
 
-Without JavaScript the form is sent and the page answers; with it, ``planner.json`` is asked while
-somebody types.
+Without JavaScript the form is submitted and the page shows the result; with JavaScript the page
+requests ``planner.json`` while the user types.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.forms.planner import PlannerForm, form_query
+from dashboard.views.access import reader
 from diloco.protocol.setting_spec import SettingsError
 from diloco.protocol.workload import GPT_SIZES
 from runs import permissions
@@ -23,16 +23,34 @@ from runs.submit.planner import ENOUGH, Plan, plan
 
 GROUPS = (
     ("Model", ("parameters", "tokens", "tokens_per_step", "step_s")),
-    ("Group", ("num_replicas", "sync_every", "codec", "num_fragments", "overlap_steps",
-               "reduce_plan", "min_quorum")),
+    (
+        "Group",
+        (
+            "num_replicas",
+            "sync_every",
+            "codec",
+            "mean_codec",
+            "num_fragments",
+            "overlap_steps",
+            "reduce_plan",
+            "min_quorum",
+        ),
+    ),
     ("Machines", ("hardware", "usd_h", "mtbf_h", "replace_s")),
     ("Bucket", ("mbit_s", "latency_s", "egress_usd_gb")),
-)  # fmt: skip
+)
 UNITS = {
-    "step_s": "s", "num_replicas": "", "sync_every": "steps", "overlap_steps": "steps",
-    "usd_h": "USD/h", "mtbf_h": "h", "replace_s": "s", "mbit_s": "Mbit/s", "latency_s": "s",
+    "step_s": "s",
+    "num_replicas": "",
+    "sync_every": "steps",
+    "overlap_steps": "steps",
+    "usd_h": "USD/h",
+    "mtbf_h": "h",
+    "replace_s": "s",
+    "mbit_s": "Mbit/s",
+    "latency_s": "s",
     "egress_usd_gb": "USD/GB",
-}  # fmt: skip
+}
 
 HEADS = ("H", "Utilisation", "Goodput", "Efficiency", "Traffic", "Wall time", "Cost")
 
@@ -40,8 +58,8 @@ HEADS = ("H", "Utilisation", "Goodput", "Efficiency", "Traffic", "Wall time", "C
 @require_safe
 @never_cache
 def planner(request: HttpRequest) -> HttpResponse:
-    _may(request)
-    form, found, links = _asked(request)
+    reader(request)
+    form, result, links = _estimate(request)
     context = {
         "form": form,
         "groups": [
@@ -51,48 +69,43 @@ def planner(request: HttpRequest) -> HttpResponse:
             }
             for title, names in GROUPS
         ],
-        "plan": found,
+        "plan": result,
         "sizes": [{"name": name, "shape": shape} for name, shape in GPT_SIZES.items()],
         "enough": ENOUGH,
         "heads": HEADS,
         "errors": form.non_field_errors(),
-        "may_submit": permissions.may_submit(request.user),
+        "can_submit": permissions.can_submit(request.user),
         **links,
     }
-    return render(request, "planner/planner.html", context, status=200 if found else 422)
+    return render(request, "planner/planner.html", context, status=200 if result else 422)
 
 
 @require_safe
 @never_cache
 def planner_json(request: HttpRequest) -> JsonResponse:
-    _may(request)
-    form, found, links = _asked(request)
+    reader(request)
+    form, result, links = _estimate(request)
     return JsonResponse(
         {
-            "plan": dataclasses.asdict(found) if found else None,
+            "plan": dataclasses.asdict(result) if result else None,
             "errors": {name: [str(e) for e in errors] for name, errors in form.errors.items()},
             **links,
         }
     )
 
 
-def _may(request: HttpRequest) -> None:
-    if not permissions.may_look(request.user):
-        raise PermissionDenied("An administrator can give you a role.")
-
-
-def _asked(request: HttpRequest) -> tuple[PlannerForm, Plan | None, dict[str, Any]]:
+def _estimate(request: HttpRequest) -> tuple[PlannerForm, Plan | None, dict[str, Any]]:
     form = PlannerForm(request.GET)
-    question = form.question()
-    if question is None:
+    plan_request = form.question()
+    if plan_request is None:
         return form, None, {"query": form.query(), "use": ""}
     try:
-        found = plan(question)
+        result = plan(plan_request)
     except SettingsError as error:
         form.point_at(error.field, error.message)
         return form, None, {"query": form.query(), "use": ""}
     return (
         form,
-        found,
-        {"query": form.query(), "use": form_query(form, question, found.chosen.rounds)},
+        result,
+        {"query": form.query(), "use": form_query(form, plan_request, result.chosen.rounds)},
     )

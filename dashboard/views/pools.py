@@ -1,50 +1,50 @@
-"""Pools of a run that is working: how large they are, and one more."""
+"""Pools of an active run: change their size, and add one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.forms import PoolChoices, PoolForm, initial_of
-from dashboard.views.access import run_to_operate
+from dashboard.forms import PoolChoices, PoolForm, initial_of, option_help
+from dashboard.views.access import run_to_operate, signed_in
 from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
 from runs.queries import fleet
-from runs.submit import create, preflight
+from runs.submit import preflight
 from runs.submit.run_draft import PoolDraft
 
 
 @require_POST
 def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
-    """``count`` is how many replicas the pool shall have, ``max_price_usd_h`` what one may cost at
-    most from its next launch on: empty for anything, left out for what it was."""
-    run = run_to_operate(request, run_id)
+    """Set the number of replicas to ``count``. ``max_price_usd_h`` is the highest price per replica
+    from its next launch on: empty for no limit; if left out, the limit does not change."""
+    run, user = run_to_operate(request, run_id), signed_in(request)
     pool = get_object_or_404(run.pools, pk=pool_id)
-    assert isinstance(request.user, User)
     wanted = request.POST.get("count", "")
     try:
         if not wanted.isdecimal() or len(wanted) > 6:
             raise InvalidRun("pools", f"expected a number of replicas, found {wanted[:20]!r}")
         if "max_price_usd_h" in request.POST:
             limit = _limit(request.POST["max_price_usd_h"])
-            if replicas_and_pools.limit_price(pool, limit, actor=request.user):
-                messages.success(request, f"{fleet.pool_name(pool)}: the max price is changed.")
+            if replicas_and_pools.limit_price(pool, limit, actor=user):
+                messages.success(request, f"{fleet.pool_name(pool)}: max price changed.")
                 if int(wanted) == pool.count:
                     return _back(run)
-        change = replicas_and_pools.scale_pool(pool, int(wanted), actor=request.user)
+        change = replicas_and_pools.scale_pool(pool, int(wanted), actor=user)
     except InvalidRun as error:
         messages.error(request, f"{fleet.pool_name(pool)} was not changed: {error.message}.")
     else:
-        words = f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "no change"
-        messages.success(request, f"{fleet.pool_name(pool)}: {wanted} wanted, {words}.")
+        change_text = (
+            f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "no change"
+        )
+        messages.success(request, f"{fleet.pool_name(pool)}: {wanted} wanted, {change_text}.")
     return _back(run)
 
 
@@ -58,10 +58,9 @@ def _limit(text: str) -> float | None:
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def add(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """The form of one pool, checked like a row of the submit form."""
-    run = run_to_operate(request, run_id)
-    assert isinstance(request.user, User)
-    choices = PoolChoices.load(request.user)
+    """The form of one pool, validated like a pool of the submit form."""
+    run, user = run_to_operate(request, run_id), signed_in(request)
+    choices = PoolChoices.load(user)
     if request.method != "POST":
         form = PoolForm(index=0, choices=choices, initial=initial_of(PoolDraft()))
         return _page(request, run, form)
@@ -69,7 +68,7 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
     if not form.is_valid() or not _passes(run, form):
         return _page(request, run, form)
     try:
-        pool = replicas_and_pools.add_pool(run, form.draft(), actor=request.user)
+        pool = replicas_and_pools.add_pool(run, form.draft(), actor=user)
     except InvalidRun as error:
         form.place(error.field.removeprefix("pools.0."), error.message)
         return _page(request, run, form)
@@ -78,19 +77,18 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
 
 
 def _passes(run: Run, form: PoolForm) -> bool:
-    draft = form.draft()
-    try:
-        create.check_pool(draft)
-    except InvalidRun as error:
-        form.place(error.field.removeprefix("pools.0."), error.message)
-        return False
-    for finding in preflight.check_new_pool(run, draft):
-        form.place(finding.field.removeprefix("pools.0."), finding.message)
+    for problem in preflight.check_new_pool(run, form.draft()):
+        form.place(problem.field.removeprefix("pools.0."), problem.message)
     return not form.errors
 
 
 def _page(request: HttpRequest, run: Run, form: PoolForm) -> HttpResponse:
-    context = {"run": run, "pool": form, "errors": list(form.named_errors())}
+    context = {
+        "run": run,
+        "pool": form,
+        "errors": list(form.named_errors()),
+        "option_help": option_help(),
+    }
     return render(request, "runs/pool_add.html", context, status=422 if form.errors else 200)
 
 

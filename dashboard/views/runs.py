@@ -1,9 +1,9 @@
-"""The runs list: one query, any order, keyset pages, kept live by one stream.
+"""The runs list: search, sort, columns and keyset pages, updated by one live stream.
 
-All that filters, sorts and chooses columns is in the address (:mod:`dashboard.list_address`):
-``/?q=state:running+loss<3&sort=-cost&columns=state,name,cost``. A query that is not understood
-shows no runs, and says why at its box. Nothing moves by itself: runs that come while somebody looks
-are counted, by the same query.
+The URL holds the query, the order and the columns (:mod:`dashboard.list_address`):
+``/?q=state:running+loss<3&sort=-cost&columns=state,name,cost``. An invalid query shows no runs and
+an error at the search field. Rows never move by themselves: new runs that match the query are only
+counted.
 """
 
 from __future__ import annotations
@@ -51,74 +51,76 @@ SPARK = (72, 20)
 @require_safe
 @never_cache
 def runs(request: HttpRequest) -> HttpResponse:
-    cursor = live_stream.latest_id()  # before the rows are read, so that no delta falls between
+    cursor = live_stream.latest_id()  # before the query, so that no update is missed
     now = timezone.now()
-    here = ListAddress.of(request.GET)
+    address = ListAddress.of(request.GET)
     terms: tuple[Term, ...] = ()
     error, older = None, ""
-    found: list[Run] = []
+    page: list[Run] = []
     after = request.GET.get("before", "")
     try:
-        terms = parse(here.query)
+        terms = parse(address.query)
     except BadQuery as bad:
         error = bad
     else:
         visible = matching(selectors.runs_for(request.user), terms, user=request.user)
-        found, older = listing.page(visible, here.order, after=after, limit=PAGE_SIZE)
-    rows = rows_of(found)
-    differing, more_differing = table.differing(found) if here.differing else ([], 0)
+        page, older = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
+    rows = rows_of(page)
+    differing, more_differing = table.differing(page) if address.differing else ([], 0)
     context = {
         "rows": _with_differing(rows, differing),
         "differing": differing,
         "more_differing": more_differing,
         "older": older,
-        "first_page": not listing.is_place(here.order, after),
+        "first_page": not listing.is_place(address.order, after),
         "cursor": cursor,
         "now": now,
         "storage": storage_health.storage_problem(),
         "silent_since": health.silent_since(),
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,
-        "may_submit": permissions.may_submit(request.user),  # and may share views
-        "may_look": permissions.may_look(request.user),
-        "all_archived": not rows and not here.query and selectors.runs_for(request.user).exists(),
-        "query": here.query,
+        "can_submit": permissions.can_submit(request.user),  # also the permission to share views
+        "can_view": permissions.can_view(request.user),
+        "all_archived": not rows
+        and not address.query
+        and selectors.runs_for(request.user).exists(),
+        "query": address.query,
         "error": error,
-        "sort": str(here.order),
-        "filtered": bool(here.query),
-        "chips": [{"term": t, "address": here.but(query=without(terms, t))} for t in terms],
-        "columns": _columns(here),
-        "shown": here.columns,
+        "sort": str(address.order),
+        "filtered": bool(address.query),
+        "chips": [{"term": t, "address": address.but(query=without(terms, t))} for t in terms],
+        "columns": _columns(address),
+        "shown": address.columns,
         "every_column": table.COLUMNS,
-        "written_columns": table.written(here.columns),
-        "here": here,
-        "no_query": here.but(query=""),
-        "plain": here.but(columns=table.DEFAULT, differing=False),
-        "views": _views(request, here),
+        "written_columns": table.written(address.columns),
+        "here": address,
+        "no_query": address.but(query=""),
+        "plain": address.but(columns=table.DEFAULT, differing=False),
+        "views": _views(request, address),
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
     }
     if "facets" in request.GET and not error:
-        context |= _facets(request, terms, here)
+        context |= _facets(request, terms, address)
     return render(request, "runs/list.html", context, status=422 if error else 200)
 
 
 @require_safe
 @never_cache
 def runs_json(request: HttpRequest) -> JsonResponse:
-    """Headers of the page that is shown: what the list polls when there is no stream. ``new`` is
-    how many that the query finds were made after ``since``."""
-    here = ListAddress.of(request.GET)
+    """Headers of the runs on the page, for polling without a stream. ``new`` is the number of
+    matching runs created after ``since``."""
+    address = ListAddress.of(request.GET)
     try:
-        terms = parse(here.query)
+        terms = parse(address.query)
     except BadQuery as bad:
         return JsonResponse({"error": str(bad)}, status=422)
     visible = matching(selectors.runs_for(request.user), terms, user=request.user)
     after = request.GET.get("before", "")
-    found, _ = listing.page(visible, here.order, after=after, limit=PAGE_SIZE)
+    page, _ = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
     body: dict[str, Any] = {
-        "runs": [selectors.run_header(run) for run in found],
+        "runs": [selectors.run_header(run) for run in page],
         "silent_since": health.silent_since(),
     }
     if since := _moment(request.GET.get("since", "")):
@@ -129,19 +131,19 @@ def runs_json(request: HttpRequest) -> JsonResponse:
 @require_safe
 @never_cache
 def runs_facets(request: HttpRequest) -> HttpResponse:
-    """What the query can be narrowed to: asked for when somebody opens the filters."""
-    here = ListAddress.of(request.GET)
+    """Filters of the query, loaded when the user opens the filter menu."""
+    address = ListAddress.of(request.GET)
     try:
-        terms = parse(here.query)
+        terms = parse(address.query)
     except BadQuery:
         terms = ()
-    return render(request, "runs/_facets.html", _facets(request, terms, here))
+    return render(request, "runs/_facets.html", _facets(request, terms, address))
 
 
-def rows_of(found: list[Run]) -> list[dict[str, Any]]:
+def rows_of(runs: list[Run]) -> list[dict[str, Any]]:
     now = timezone.now()
-    curves = listing.sparks(found)
-    pools = _backends(found)
+    curves = listing.sparks(runs)
+    pools = _backends(runs)
     return [
         {
             "header": _header(run),
@@ -157,7 +159,7 @@ def rows_of(found: list[Run]) -> list[dict[str, Any]]:
             "ran_s": _ran_s(run, now),
             "spark": _spark(curves.get(run.pk, [])),
         }
-        for run in found
+        for run in runs
     ]
 
 
@@ -165,10 +167,10 @@ def _ran_s(run: Run, now: datetime) -> float | None:
     return ((run.ended_at or now) - run.started_at).total_seconds() if run.started_at else None
 
 
-def _backends(found: list[Run]) -> dict[uuid.UUID, str]:
-    prefetch_related_objects(found, "pools")
+def _backends(runs: list[Run]) -> dict[uuid.UUID, str]:
+    prefetch_related_objects(runs, "pools")
     return {
-        run.pk: ", ".join(dict.fromkeys(pool.backend for pool in run.pools.all())) for run in found
+        run.pk: ", ".join(dict.fromkeys(pool.backend for pool in run.pools.all())) for run in runs
     }
 
 
@@ -180,7 +182,7 @@ def _header(run: Run) -> dict[str, Any]:
 
 
 def _spark(values: list[float]) -> str:
-    """``points`` of a polyline; '' for fewer than two values."""
+    """``points`` of an SVG polyline; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     width, height = SPARK
@@ -195,67 +197,69 @@ def _spark(values: list[float]) -> str:
 def _with_differing(
     rows: list[dict[str, Any]], differing: Sequence[Difference]
 ) -> list[dict[str, Any]]:
-    for place, row in enumerate(rows):
-        row["differing"] = [(d.label, d.values[place]) for d in differing]
+    for index, row in enumerate(rows):
+        row["differing"] = [(d.label, d.values[index]) for d in differing]
     return rows
 
 
-def _columns(here: ListAddress) -> list[dict[str, Any]]:
-    """The heads of the columns that are shown, of which one may be the order."""
+def _columns(address: ListAddress) -> list[dict[str, Any]]:
+    """Heads of the visible columns, with sort links."""
     heads = []
     for column in table.COLUMNS:
-        if column.below or column.name not in here.columns:
+        if column.below or column.name not in address.columns:
             continue
-        mine = column.sort == here.order.name and bool(column.sort)
-        falling = not here.order.falling if mine else column.falls
+        is_sorted = column.sort == address.order.name and bool(column.sort)
+        falling = not address.order.falling if is_sorted else column.falls
         order = Order(name=column.sort, falling=falling)
         heads.append(
             {
                 "label": column.label,
                 "style": "num" if column.number else "",
-                "address": here.but(order=order) if column.sort else "",
-                "sorted": ("descending" if here.order.falling else "ascending") if mine else "",
+                "address": address.but(order=order) if column.sort else "",
+                "sorted": ("descending" if address.order.falling else "ascending")
+                if is_sorted
+                else "",
             }
         )
     return heads
 
 
-def _views(request: HttpRequest, here: ListAddress) -> list[dict[str, Any]]:
-    """Saved ones, each with where it leads and what may be done with it; ``shown`` now or not."""
+def _views(request: HttpRequest, address: ListAddress) -> list[dict[str, Any]]:
+    """Saved views with their URLs and permissions; ``shown`` marks the one that is displayed."""
     views = list(saved_views.views_for(request.user))
     others = any(view.owner_id != request.user.pk for view in views)
     admin = others and permissions.has_role(request.user, "admin")
-    found = []
+    rows = []
     for view in views:
-        address, mine = ListAddress.of_view(view), view.owner_id == request.user.pk
-        found.append(
+        view_address, own = ListAddress.of_view(view), view.owner_id == request.user.pk
+        rows.append(
             {
                 "view": view,
-                "address": address,
-                "mine": mine,
-                "may_delete": mine or admin,
-                "shown": address == here,
+                "address": view_address,
+                "mine": own,
+                "can_delete": own or admin,
+                "shown": view_address == address,
             }
         )
-    return found
+    return rows
 
 
-def _facets(request: HttpRequest, terms: tuple[Term, ...], here: ListAddress) -> dict[str, Any]:
-    if not permissions.may_look(request.user):
+def _facets(request: HttpRequest, terms: tuple[Term, ...], address: ListAddress) -> dict[str, Any]:
+    if not permissions.can_view(request.user):
         return {"facets": []}
-    found = listing.facets(terms, user=request.user)
+    facets = listing.facets(terms, user=request.user)
     return {
         "facets": [
             {
                 "name": name,
                 "choices": [
-                    {"choice": c, "address": here.but(query=toggled(terms, name, c.value))}
+                    {"choice": c, "address": address.but(query=toggled(terms, name, c.value))}
                     for c in choices
                 ],
             }
-            for name, choices in found.choices.items()
+            for name, choices in facets.choices.items()
         ],
-        "counted": None if found.whole else listing.COUNTED,
+        "counted": None if facets.whole else listing.COUNTED,
     }
 
 

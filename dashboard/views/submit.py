@@ -1,9 +1,8 @@
-"""The submit form: prefilled with the local demo, checked at the field, one run per form.
+"""The submit form: prefilled with the local demo, validated per field, one run per form.
 
-Buttons that do not launch (*Add a pool*, *Remove*, *Test*) work without JavaScript as well: then
-they send the form, and it comes back as it was typed. *Dry run* always does: it checks all that a
-launch checks, shows what would be launched, and makes nothing. It is also what Enter in a field
-presses, which must not cost money.
+The buttons *Add a pool*, *Remove* and *Test* also work without JavaScript: they post the form,
+which comes back with its values. *Dry run* runs all checks of a launch and shows what would be
+launched, but creates nothing. Enter in a field triggers a dry run, so that it cannot cost money.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import uuid
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -22,33 +23,45 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
+from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from, option_help
 from dashboard.forms.prefill import from_query
-from dashboard.presentation.estimate import Estimate
+from dashboard.presentation.estimate import EstimateView
 from dashboard.presentation.estimate import estimate as make_estimate
 from dashboard.views import submit_source
+from dashboard.views.access import reader, signed_in
 from diloco.protocol.settings import SECTIONS, setting_fields
 from diloco.protocol.workload import GPT_SIZES
+from executors.base import Problem
 from runs import permissions
-from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
-from runs.models import Run
 from runs.submit import create, preflight, run_draft, throughput_history
-from runs.submit.preflight import Answer
 from runs.submit.run_draft import PoolDraft, RunDraft
 
 BASIC = frozenset(
-    {"sync_every", "total_rounds", "max_tokens", "codec", "outer_lr", "outer_momentum", "inner_lr",
-     "batch_size", "warmup_steps", "min_quorum", "grace_s", "eval_every", "checkpoint_every"}
-)  # fmt: skip
-"""Settings shown at once; the others wait behind *More*."""
+    [
+        "sync_every",
+        "total_rounds",
+        "max_tokens",
+        "codec",
+        "outer_lr",
+        "outer_momentum",
+        "inner_lr",
+        "batch_size",
+        "warmup_steps",
+        "min_quorum",
+        "grace_s",
+        "eval_every",
+        "checkpoint_every",
+    ]
+)
+"""Settings that are always visible; *More* shows the others."""
 
-WELL = "Works"
-BUCKET_WELL = "Works: wrote, read, listed, created once and deleted"
+PASSED = "Works"
+BUCKET_PASSED = "Works: wrote, read, listed, created once and deleted"
 
 
 def _starting_draft(choices: PoolChoices) -> RunDraft:
-    """The local demo; on another backend for a user without permission for the local one."""
+    """The local demo, or another backend for a user who cannot use the local one."""
     draft = run_draft.local_demo()
     if choices.first == PoolDraft():
         return draft
@@ -59,55 +72,51 @@ def _starting_draft(choices: PoolChoices) -> RunDraft:
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
-    if not permissions.may_submit(request.user):
-        looks = permissions.may_look(request.user)
+    if not permissions.can_submit(request.user):
+        reader(request)
         raise PermissionDenied(
-            "Viewers watch runs; an administrator can make you an operator."
-            if looks
-            else "Your account has no role yet; an administrator can give you one."
+            "Viewers can't submit runs. Ask an administrator for the operator role."
         )
-    assert isinstance(request.user, User)
+    user = signed_in(request)
     if request.method != "POST":
-        asked = submit_source.address(request.GET.dict())
-        if asked is not None:
-            return redirect(f"{request.path}?{asked}")
+        query = submit_source.address(request.GET.dict())
+        if query is not None:
+            return redirect(f"{request.path}?{query}")
         template = submit_source.draft_of(request)
-        choices = PoolChoices.load(request.user)
+        choices = PoolChoices.load(user)
         initial = initial_from(template or _starting_draft(choices))
         initial["submit_key"] = secrets.token_urlsafe(24)
-        # What an address fills in may be wrong, so its estimate is left to the browser to ask for.
+        # Query parameters can be invalid: the browser then requests the estimate.
         draft = None if request.GET else _starting_draft(choices)
         if template is None:
             initial = from_query(initial, request.GET.dict())
         return _page(request, RunForm(initial=initial, choices=choices), draft)
-    form = RunForm(request.POST, request.FILES, choices=PoolChoices.load(request.user))
+    form = RunForm(request.POST, request.FILES, choices=PoolChoices.load(user))
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
     if "dry_run" in request.POST:
-        passes = draft is not None and _passes(form, draft, _user(request))
+        passes = draft is not None and _passes(form, draft, user)
         return _page(request, form, draft if passes else None, dry_run=passes)
     if draft is None:
         return _page(request, form, draft)
-    # A form sent twice goes straight to its run: by now the rendezvous is taken, by itself. Asked
-    # again after the checks, because the other request may have been quicker than they are.
-    sent = Run.objects.filter(submit_key=form.cleaned_data["submit_key"])
-    if not sent.exists() and not _passes(form, draft, _user(request)) and not sent.exists():
-        return _page(request, form, draft)
     try:
-        run = replicas_and_pools.create_run(
-            draft, owner=request.user, submit_key=form.cleaned_data["submit_key"]
+        run = create.create_run(
+            draft,
+            owner=user,
+            submit_key=form.cleaned_data["submit_key"],
+            preflight=partial(preflight.require, over_budget=form.cleaned_data["over_budget"]),
         )
     except InvalidRun as error:
-        form.point_at(error.field, error.message)
+        _show(form, error.problems)
         return _page(request, form, draft)
     return redirect("run", run_id=run.pk)
 
 
 @require_POST
 def estimate(request: HttpRequest) -> JsonResponse:
-    """What the form would do, and what is wrong with it, while it is being filled in."""
-    if not permissions.may_submit(request.user):
+    """Estimate and errors of the form while it is being filled in."""
+    if not permissions.can_submit(request.user):
         raise PermissionDenied
     form = RunForm(request.POST, request.FILES)
     draft = form.draft()
@@ -119,48 +128,43 @@ def estimate(request: HttpRequest) -> JsonResponse:
 
 @require_POST
 def test(request: HttpRequest) -> HttpResponse:
-    """A *Test* button: ``test`` is ``rendezvous`` or ``pools.<index>``. Nothing is started."""
-    if not permissions.may_submit(request.user):
+    """A *Test* button. ``test`` is ``rendezvous`` or ``pools.<index>``. Nothing is started."""
+    if not permissions.can_submit(request.user):
         raise PermissionDenied
     form = RunForm(request.POST, request.FILES)
     what = request.POST.get("test", "")
     if _tested_pool(form, what) is None and what != "rendezvous":
-        return HttpResponseBadRequest("expected test to be rendezvous or a row of pools")
-    said = _test(form, what, _user(request))
-    return JsonResponse({"ok": bool(said), "said": said, "errors": _errors_of(form, what)})
+        return HttpResponseBadRequest("expected test to be rendezvous or pools.<index>")
+    message = _test(form, what, signed_in(request))
+    return JsonResponse({"ok": bool(message), "message": message, "errors": _errors_of(form, what)})
 
 
 def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
-    """The form again, for the buttons that do not launch."""
+    """The form again, for buttons that do not launch; None for other buttons."""
     tested: dict[str, str] = {}
     if request.FILES:
-        form.is_valid()  # which keeps what was uploaded
+        form.is_valid()  # stores the uploaded file
     if "add_pool" in request.POST:
         form.add_pool()
     elif "remove_pool" in request.POST:
         form.remove_pool(request.POST["remove_pool"])
     elif "test" in request.POST:
         what = request.POST["test"]
-        tested[what] = _test(form, what, _user(request))
+        tested[what] = _test(form, what, signed_in(request))
         errors = _errors_of(form, what)
         form.forget_errors()
         form.show_errors(errors)
     elif submit_source.searched(request.POST.dict()):
-        pass  # what is offered is the page's
+        pass  # the page searches the source lists
     elif "restore" in request.POST:
-        if Run.objects.filter(submit_key=request.POST.get("submit_key", "")).exists():
-            return redirect("run-new")  # launched after all: the next form is a new one
-        messages.info(request, "Filled in as you sent it before you signed in; not launched.")
+        if create.is_submitted(request.POST.get("submit_key", "")):
+            return redirect("run-new")  # it was launched after all: start a new form
+        messages.info(request, "Your entries from before you signed in. The run is not launched.")
     else:
         return None
     if not tested:
         form.forget_errors()
     return _page(request, form, None, tested=tested, status=200)
-
-
-def _user(request: HttpRequest) -> User:
-    assert isinstance(request.user, User)
-    return request.user
 
 
 # Test buttons.
@@ -171,22 +175,22 @@ def _tested_pool(form: RunForm, what: str) -> PoolForm | None:
 
 
 def _test(form: RunForm, what: str, user: User) -> str:
-    """What to say of a test that went well; '' with errors at their fields of one that did not."""
+    """The success message of a test; empty if it failed, with errors at the fields."""
     pool = _tested_pool(form, what)
     if pool is None:
         return _test_bucket(form, user)
     if not pool.is_valid():
         return ""
     draft = pool.draft()
-    place = form.pools.index(pool)
+    index = form.pools.index(pool)
     try:
-        create.check_pool(draft, place)
+        create.check_pool(draft, index)
     except InvalidRun as error:
-        form.point_at(error.field, error.message)
+        _show(form, error.problems)
         return ""
-    answer = preflight.try_pool(draft, place)
-    _show(form, answer)
-    return "" if answer.findings else f"{WELL}: {answer.said}" if answer.said else WELL
+    result = preflight.check_pool_connection(draft, index)
+    _show(form, result.problems)
+    return "" if result.problems else f"{PASSED}: {result.account}" if result.account else PASSED
 
 
 def _test_bucket(form: RunForm, user: User) -> str:
@@ -198,24 +202,24 @@ def _test_bucket(form: RunForm, user: User) -> str:
     try:
         own = create.free_prefix(wanted, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
-        form.point_at(error.field, error.message)
+        _show(form, error.problems)
         return ""
-    answer = preflight.try_bucket(
+    result = preflight.check_bucket_connection(
         own,
         [pool.draft() for pool in form.pools if pool.is_valid()],
         store_credential=int(credential) if credential else None,
     )
-    _show(form, answer)
-    return "" if answer.findings else BUCKET_WELL
+    _show(form, result.problems)
+    return "" if result.problems else BUCKET_PASSED
 
 
-def _show(form: RunForm, answer: Answer) -> None:
-    for finding in answer.findings:
-        form.point_at(finding.field, finding.message)
+def _show(form: RunForm, problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        form.point_at(problem.field, problem.message)
 
 
 def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
-    """Errors of what was tested; the rest of the form may not be filled in yet."""
+    """Errors of the tested fields only: the rest of the form can still be empty."""
     return {
         name: errors
         for name, errors in form.all_errors.items()
@@ -223,30 +227,14 @@ def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
     }
 
 
-# Launching.
-
-
 def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
-    """Check it, and ask the backends, the bucket and the data, so that what cannot work is said
-    here and not after launch."""
-    try:
-        create.check_local(draft, user)
-        own = create.check_draft(draft, uuid.uuid4(), viewer=user)
-    except InvalidRun as error:
-        form.point_at(error.field, error.message)
-        return False
-    findings = preflight.check_run(
-        draft,
-        uri=own,
-        rates=throughput_history.known_rates(draft.workload.to_dict()),
-        over_budget=form.cleaned_data["over_budget"],
-    )
-    for finding in findings:
-        form.point_at(finding.field, finding.message)
-    return not findings
+    """Whether a launch would be accepted; otherwise with errors at their fields."""
+    problems = preflight.check(draft, user, over_budget=form.cleaned_data["over_budget"])
+    _show(form, problems)
+    return not problems
 
 
-def _estimate(draft: RunDraft) -> Estimate:
+def _estimate(draft: RunDraft) -> EstimateView:
     return make_estimate(draft, throughput_history.known_rates(draft.workload.to_dict()))
 
 
@@ -259,7 +247,7 @@ def _page(
     status: int | None = None,
     dry_run: bool = False,
 ) -> HttpResponse:
-    """``dry_run``: the draft was checked as for a launch, and would be launched."""
+    """``dry_run``: the draft passed all checks of a launch."""
     errors = form.all_errors
     sections = [
         {
@@ -274,16 +262,19 @@ def _page(
     context = {
         "form": form,
         "pools": [
-            {"form": pool, "said": (tested or {}).get(f"pools.{pool.index}")} for pool in form.pools
+            {"form": pool, "result": (tested or {}).get(f"pools.{pool.index}")}
+            for pool in form.pools
         ],
+        "option_help": option_help(),
         "pools_alone": len(form.pools) == 1,
-        "bucket_said": (tested or {}).get("rendezvous"),
+        "bucket_result": (tested or {}).get("rendezvous"),
         "sections": sections,
         "sizes": [{"name": name, "shape": shape} for name, shape in GPT_SIZES.items()],
         "estimate": _estimate(draft) if draft else None,
         "default_rendezvous": settings.DEFAULT_RENDEZVOUS,
         "error_list": [
-            {"field": form.input_of(name), "errors": said} for name, said in errors.items()
+            {"field": form.input_of(name), "errors": messages_of_field}
+            for name, messages_of_field in errors.items()
         ],
         "launch_refused": status is None,
         "source": submit_source.offered(request),

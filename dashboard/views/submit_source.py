@@ -1,12 +1,11 @@
-"""What the submit form is filled in with: a template, a clone of a run, a fork from its round.
+"""The source of the submit form: a template, a clone of a run, or a fork of one of its rounds.
 
-The form's *Source* is a form of its own that only asks for this page again: its answer is sent on
-to the address that says the same (``?template=``, ``?clone=<run>``, ``?fork=<run>&round=<r>``),
-which is also what other pages lead to.
+*Source* is a form that reloads the page: it redirects to the equivalent address (``?template=``,
+``?clone=<run>``, ``?fork=<run>&round=<r>``), which other pages link to as well.
 
-Of thousands of runs the newest are offered, and *Find* asks for others with the runs list's query
-(:mod:`runs.queries.search`). Its button sends the whole form, so nothing that was typed is lost; an
-address may ask as well (``?find_clone=``, ``?find_fork=``).
+The lists offer the newest runs. *Find* searches for others with the query language of the runs list
+(:mod:`runs.queries.search`). Its button posts the whole form, so that no input is lost; an address
+can search too (``?find_clone=``, ``?find_fork=``).
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest
 
 from dashboard.views.access import run_to_see
-from runs.models import Checkpoint, Run
-from runs.queries import selectors
+from runs.models import Run
+from runs.queries import run_page, selectors
 from runs.queries.search import BadQuery, matching, parse
 from runs.submit import clone_and_fork
 from runs.submit.run_draft import TEMPLATES, RunDraft
 
 KINDS = ("template", "clone", "fork")
 OFFERED = 50
-"""Newest runs to choose from; others are searched for."""
+"""Number of newest runs that are offered; others can be searched for."""
 SEARCHED = ("clone", "fork")
 ENTER = "enter"
-"""Value of the button that Enter presses, in whatever field."""
+"""Value of the button that the browser presses on Enter in any field."""
 
 
 def searched(sent: Mapping[str, str]) -> str:
-    """Which list the form was sent to be searched; '' for none. Enter in *Find* presses the form's
-    first button, so what was typed there since the last answer is looked for."""
+    """The list to search, or '' for none. Enter in *Find* presses the first button of the form, so
+    a query that changed since the last response is searched for."""
     if sent.get("search") in SEARCHED:
         return sent["search"]
     if sent.get("dry_run") != ENTER:
@@ -49,7 +48,7 @@ def searched(sent: Mapping[str, str]) -> str:
 
 
 def address(query: Mapping[str, str]) -> str | None:
-    """The query that says what *Source* was sent with; None for an address that says it already."""
+    """Query string equivalent to the posted *Source*; None if it was not posted."""
     if "source" not in query:
         return None
     kind = query["source"]
@@ -64,11 +63,11 @@ def kind_of(query: Mapping[str, str]) -> str:
 
 
 def draft_of(request: HttpRequest) -> RunDraft | None:
-    """What the address names; None for none, which is the first template with what else it says."""
+    """The draft that the address refers to; None if it refers to none."""
     query, kind = request.GET, kind_of(request.GET.dict())
     if kind == "template":
-        found = TEMPLATES.get(query.get("template", ""))
-        return found.make() if found else None
+        template = TEMPLATES.get(query.get("template", ""))
+        return template.make() if template else None
     try:
         pk = uuid.UUID(query[kind])
     except ValueError:
@@ -78,34 +77,33 @@ def draft_of(request: HttpRequest) -> RunDraft | None:
         return clone_and_fork.clone_of(run)
     rounds = clone_and_fork.forkable(run)
     if not rounds:
-        messages.error(request, f"{run.name} has no checkpoint to begin with: this is a clone.")
+        messages.info(request, f"{run.name} has no checkpoint to fork, so this is a clone.")
         return clone_and_fork.clone_of(run)
     wanted = query.get("round", "")
     known = {str(number): number for number in rounds}
     chosen = known.get(wanted, rounds[0])
     if wanted and str(chosen) != wanted:
-        messages.warning(request, f"The checkpoint of round {wanted[:20]} is not kept.")
+        messages.warning(request, f"Round {wanted[:20]} has no checkpoint.")
     return clone_and_fork.fork_of(run, chosen)
 
 
 def offered(request: HttpRequest) -> dict[str, Any]:
-    """For the page: what there is to choose from, and what was chosen. Two queries."""
+    """Template context: the options and the current choice. Two queries."""
     query = request.GET.dict()
     kind = kind_of(query)
-    # Only what draft_of has looked at: somebody may see it, and it is an id.
+    # Only an id that draft_of has checked: it is valid and the user can see the run.
     chosen = {kind: query.get(kind, "")}
     sent = query | request.POST.dict()
-    asked = {name: sent.get(f"find_{name}", "").strip() for name in SEARCHED}
+    searches = {name: sent.get(f"find_{name}", "").strip() for name in SEARCHED}
     runs = selectors.runs_for(request.user)
-    saved = Checkpoint.objects.filter(run=OuterRef("pk"), final=False)
-    shown = searched(sent) or next((name for name in SEARCHED if asked[name]), kind)
+    shown = searched(sent) or next((name for name in SEARCHED if searches[name]), kind)
     return {
-        "kind": shown if "search" in sent or any(asked.values()) else kind,
+        "kind": shown if "search" in sent or any(searches.values()) else kind,
         "chosen": chosen[kind],
         "round": query.get("round", ""),
         "templates": [(name, template.label) for name, template in TEMPLATES.items()],
-        "clone": _choice(request, runs, "clone", asked, chosen),
-        "fork": _choice(request, runs.filter(Exists(saved)), "fork", asked, chosen),
+        "clone": _choice(request, runs, "clone", searches, chosen),
+        "fork": _choice(request, run_page.with_checkpoint(runs), "fork", searches, chosen),
     }
 
 
@@ -113,29 +111,29 @@ def _choice(
     request: HttpRequest,
     runs: QuerySet[Run],
     name: str,
-    asked: Mapping[str, str],
+    searches: Mapping[str, str],
     chosen: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Options of one list, and what is to be said of its search."""
-    find, error = asked[name], ""
+    """Options of one list, and the result of its search."""
+    find, error = searches[name], ""
     try:
         runs = matching(runs, parse(find), user=request.user)
-    except BadQuery as wrong:
-        error, runs = str(wrong), runs.none()
+    except BadQuery as bad:
+        error, runs = str(bad), runs.none()
     columns = ("pk", "name", "committed_rounds", "owner__username", "created_at")
-    found = list(runs.order_by("-created_at", "-id").values_list(*columns)[: OFFERED + 1])
+    rows = list(runs.order_by("-created_at", "-id").values_list(*columns)[: OFFERED + 1])
     options = [
         (str(pk), f"{run} · {done} rounds · {owner}, {at:%Y-%m-%d}")
-        for pk, run, done, owner, at in found[:OFFERED]
+        for pk, run, done, owner, at in rows[:OFFERED]
     ]
-    # What was searched for stands first, so that it is chosen.
+    # Search results come first, so that the first one is selected.
     if (pk := chosen.get(name, "")) and not find and pk not in dict(options):
-        other = Run.objects.filter(pk=pk).values_list("name", flat=True).first()
-        options.insert(0, (pk, other or pk))
+        other = run_page.by_id(pk)
+        options.insert(0, (pk, other.name if other else pk))
     return {
         "options": options,
         "find": find,
         "error": error,
-        "more": len(found) > OFFERED,
+        "more": len(rows) > OFFERED,
         "none": bool(find) and not options and not error,
     }

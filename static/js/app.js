@@ -1,6 +1,6 @@
 // The one script of all pages. What a page does beside what every page does is named by
 // <body data-page>; `make static` puts all of it into static/dist/app.js, which is what is served.
-// A page is a function, so that nothing of it happens on the others.
+// Each page is a function that runs on that page only.
 
 import "./base.js";
 import { comparePage } from "./compare.js";
@@ -21,5 +21,5 @@ const PAGES = {
   submit: submitPage,
 };
 const { page } = document.body.dataset;
-if (page && page !== "submit") sessionStorage.removeItem("submit"); // what was typed has arrived
+if (page && page !== "submit") sessionStorage.removeItem("submit"); // the form was sent
 PAGES[page]?.();

@@ -1,4 +1,4 @@
-// On every page: ages that tick, bars that are filled, menus and dialogs that close, keys.
+// Behaviour of every page: relative times, progress bars, menus, dialogs and keyboard shortcuts.
 
 import { age, secondsSince, when } from "./lib/format.js";
 import { $, $$, h, setFraction, setText } from "./lib/dom.js";
@@ -28,13 +28,13 @@ for (const menu of $$("[data-menu]")) {
   });
 }
 
-// A dialog closes by its own button, and by a click beside it.
+// A dialog closes with its button or with a click outside it.
 document.addEventListener("click", ({ target }) => {
   const dialog = target.closest("dialog");
   if (dialog && (target === dialog || target.closest("[data-close]"))) dialog.close();
 });
 
-// ? explains the keys, / goes to the search of the page or of the list, [ and ] walk along the tabs.
+// ? lists the shortcuts, / focuses the search field, [ and ] switch tabs.
 
 const help = $("[data-help-dialog]");
 for (const button of $$("[data-help]")) button.addEventListener("click", () => help.showModal());
@@ -63,7 +63,7 @@ document.addEventListener("click", async (event) => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Not a secure context (plain http on another machine): the old way.
+    // The clipboard API needs a secure context; plain http falls back to execCommand.
     const area = h("textarea.visually-hidden", {}, text);
     document.body.append(area);
     area.select();

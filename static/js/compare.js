@@ -1,4 +1,4 @@
-// Loss of several runs over what it took: tokens of all replicas, time since the first step, money.
+// Loss of several runs by tokens, by time since the first step, or by money.
 
 import * as format from "./lib/format.js";
 import { $, $$, cssColor, press, setText, url } from "./lib/dom.js";
@@ -18,18 +18,27 @@ export function comparePage() {
 
 function begin(card) {
   const chosen = {};
-  for (const [name, values] of Object.entries(CHOICES)) chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
+  for (const [name, values] of Object.entries(CHOICES)) {
+    chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
+  }
   const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);
   const view = { x: "", from: null, to: null };
   const spec = { lines, text: format.loss, empty: "" };
-  const chart = new Chart({ view, tables, zoom, reset: () => zoom(null, null), toggleTable: () => change({}, !tables.size) }, card, spec);
+  const board = {
+    view,
+    tables,
+    zoom,
+    reset: () => zoom(null, null),
+    toggleTable: () => change({}, !tables.size),
+  };
+  const chart = new Chart(board, card, spec);
 
   function lines({ runs, curves }) {
     const without = [];
-    const found = runs.flatMap((run, number) => {
+    const drawn = runs.flatMap((run, number) => {
       const curve = curves.find((c) => c.run === run.id && c.series === chosen.series);
       if (!curve?.[chosen.x]) {
-        without.push(`${run.name} (${curve ? "a price is not known" : "no such curve yet"})`);
+        without.push(`${run.name} (${curve ? "unknown price" : "no data yet"})`);
         return [];
       }
       const [x, y] = rising({ x: curve[chosen.x], y: curve.value });
@@ -41,12 +50,12 @@ function begin(card) {
     const note = $("[data-note]", card);
     note.hidden = !without.length;
     setText(note, `Not shown: ${without.join(", ")}`);
-    return found;
+    return drawn;
   }
 
   function draw() {
     view.x = chosen.x === "wall" ? "relative" : chosen.x;
-    spec.empty = chosen.x === "money" ? "No run here has a known price" : "No curves yet";
+    spec.empty = chosen.x === "money" ? "No run has a known price" : "No curves yet";
     for (const group of $$("[data-choose]", card)) {
       for (const button of $$("button", group)) press(button, button.value === chosen[group.dataset.choose]);
     }
@@ -63,13 +72,18 @@ function begin(card) {
     if (table) tables.add(chart.id);
     else tables.clear();
     if (values.x) Object.assign(view, { from: null, to: null });
-    const told = Object.entries(CHOICES).map(([name, [usual]]) => [name, chosen[name] === usual ? null : chosen[name]]);
-    url.set({ ...Object.fromEntries(told), table: table ? 1 : null });
+    const address = { table: table ? 1 : null };
+    for (const [name, [usual]] of Object.entries(CHOICES)) {
+      address[name] = chosen[name] === usual ? null : chosen[name];
+    }
+    url.set(address);
     draw();
   }
 
   for (const group of $$("[data-choose]", card)) {
-    group.addEventListener("click", (event) => event.target.value && change({ [group.dataset.choose]: event.target.value }));
+    group.addEventListener("click", ({ target }) => {
+      if (target.value) change({ [group.dataset.choose]: target.value });
+    });
   }
 
   document.addEventListener("click", (event) => {
@@ -84,6 +98,6 @@ function begin(card) {
     chart.data = known;
     draw();
   }, () => {
-    $("[data-chart]", card).dataset.empty = "The curves could not be read. Reload the page to try again.";
+    $("[data-chart]", card).dataset.empty = "Loading the curves failed. Reload the page to try again.";
   });
 }

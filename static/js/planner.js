@@ -1,5 +1,5 @@
-// The planner: what is typed goes into the address and to the server, which does the arithmetic.
-// It answers for the chosen H and for those beside it, so walking along the curve asks nobody.
+// The planner. Input goes into the address and to the server, which computes the estimate for the
+// chosen H and for its neighbours, so moving along the curve needs no request.
 
 import * as format from "./lib/format.js";
 import { $, $$, darkScheme, h, setText } from "./lib/dom.js";
@@ -14,14 +14,14 @@ const SHOW = {
   usd: format.money, usd_per_billion_tokens: format.money, hardware_usd: format.money, bucket_usd: format.money,
   reduce_plan: String,
   reduction: (value) => (value === null ? format.UNKNOWN : `${format.count(value)}× less`),
-  enough_mbit_s: (value) => (value === null ? "less latency" : `${format.count(value)} Mbit/s`),
+  enough_mbit_s: (value) => (value === null ? "needs lower latency" : `${format.count(value)} Mbit/s`),
 };
 const COLUMNS = ["utilisation", "goodput", "efficiency", "total_bytes", "wall_s", "usd"];
 
 export function plannerPage() {
   const form = $("[data-planner]");
   const out = $("[data-out]", form);
-  const say = $("[data-say]", form);
+  const announcement = $("[data-announce]", form);
   const best = $("[data-best]", form);
 
   let plan = null;
@@ -29,7 +29,10 @@ export function plannerPage() {
 
   function show() {
     const values = { ...plan.chosen, enough_mbit_s: plan.enough_mbit_s };
-    for (const cell of $$("[data-p]", out)) setText(cell, (SHOW[cell.dataset.p] ?? format.count)(values[cell.dataset.p]));
+    for (const cell of $$("[data-p]", out)) {
+      const name = cell.dataset.p;
+      setText(cell, (SHOW[name] ?? format.count)(values[name]));
+    }
     best.hidden = plan.best === plan.chosen.sync_every;
     setText($("[data-best-h]", best), String(plan.best));
     chart.draw(plan);
@@ -39,14 +42,17 @@ export function plannerPage() {
         ...COLUMNS.map((name) => h("td.num", {}, SHOW[name](a[name]))))));
   }
 
-  /** Another H of the curve: everything about it is known already. */
+  /** Select another H of the curve; its values are already loaded. */
   function choose(syncEvery) {
-    const found = plan?.curve.find((a) => a.sync_every === syncEvery);
-    if (!found || found === plan.chosen) return;
+    const estimate = plan?.curve.find((a) => a.sync_every === syncEvery);
+    if (!estimate || estimate === plan.chosen) return;
     form.elements.sync_every.value = String(syncEvery);
-    plan.chosen = found;
+    plan.chosen = estimate;
     show();
-    setText(say, `H ${syncEvery}: efficiency ${format.percent(found.efficiency)}, ${format.size(found.total_bytes)} in all, ${format.money(found.usd)}`);
+    const { efficiency, total_bytes, usd } = estimate;
+    const share = `efficiency ${format.percent(efficiency)}`;
+    const cost = `${format.size(total_bytes)} in total, ${format.money(usd)}`;
+    setText(announcement, `H ${syncEvery}: ${share}, ${cost}`);
     address();
     later(400);
   }
@@ -67,10 +73,10 @@ export function plannerPage() {
     const use = $("[data-use]", form);
     if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
     show();
-  }, () => setText(say, "The server did not answer; what is shown may be old."));
+  }, () => setText(announcement, "The server did not respond; figures may be out of date."));
 
   form.addEventListener("input", (event) => {
-    // The list's price follows the hardware, unless somebody knows a better one.
+    // The list price follows the hardware unless the user entered a price.
     if (event.target.name === "hardware") form.elements.usd_h.value = "";
     address();
     later(200);

@@ -1,4 +1,4 @@
-// One row of the submit form on a page of its own, and one launch per press.
+// A page with one pool row of the submit form; one launch per click.
 
 import { $ } from "./lib/dom.js";
 import { sendOnce } from "./lib/forms.js";

@@ -1,7 +1,7 @@
-// The page of one replica. What moves is rendered by the server and fetched again when the run's
-// stream says that something of this replica has changed; the log is asked for while it is looked at.
+// The page of one replica. The server renders the changing parts; they are fetched again when the
+// run's stream reports a change of this replica. The log is polled while it is visible.
 
-import { isStale, showSilent, showStale } from "./lib/banners.js";
+import { showSilent } from "./lib/banners.js";
 import { $, oncePerFrame } from "./lib/dom.js";
 import { getHTML, Live } from "./lib/live.js";
 import { tickTimes } from "./lib/times.js";
@@ -35,21 +35,20 @@ export function replicaPage() {
     }
   }
 
-  /** What the server says of itself and of the run, beside what moves. */
+  /** Server and run status of a fetched part. */
   function banners(place) {
     const { silent, state, seen } = $("[data-silent]", place).dataset;
     showSilent(silent === "no" ? null : silent);
     known.run = { ...known.run, state, last_seen_at: seen };
   }
   banners(page);
-  setInterval(() => showStale(Number(isStale(known.run))), 1000);
 
   function replace(html) {
     const made = document.createElement("template");
     made.innerHTML = html;
     banners(made.content);
     const place = $("[data-part]", page);
-    // Not under somebody's hands: what is being selected or is focused stays; buttons come again.
+    // Do not replace a part that has the selection or the focus.
     const focused = place.contains(document.activeElement) ? document.activeElement : null;
     const act = focused?.closest("[data-act]")?.dataset.act;
     if ((focused && !act) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
@@ -58,20 +57,22 @@ export function replicaPage() {
     tickTimes(place);
   }
 
-  // The charts want a store: here it is what came last, of this replica alone.
-  const points = { run: true, fresh: [], listen: (told) => (points.tell = told) };
+  // The charts need a store: here it holds the latest delta of this replica.
+  const points = { run: true, fresh: [], listen: (listener) => (points.notify = listener) };
   const draw = board({ store: points, page }, $("[data-board]", page));
   draw(new Set());
 
   const soon = oncePerFrame(() => refresh().catch(() => {}));
   const live = new Live({
     dot: $("[data-conn]"),
-    stream: () => page.dataset.stream,
+    stream: page.dataset.stream,
+    topic: page.dataset.run,
+    after: () => "",
     onDelta: (delta) => {
-      showSilent(null); // a worker has told it
+      showSilent(null); // a worker published it
       if (delta.run) known.run = delta.run;
       points.fresh = (delta.points ?? []).filter((columns) => columns.replica === number && columns.value.length);
-      points.tell(new Set(["points"]));
+      points.notify(new Set(["points"]));
       draw(new Set(["points"]));
       const mine = delta.replicas?.find((row) => row.number === number);
       if (!mine || JSON.stringify(mine) === JSON.stringify(known.replica)) return;
@@ -79,6 +80,7 @@ export function replicaPage() {
       soon();
     },
     poll: refresh,
+    run: () => known.run,
   });
   if (page.dataset.ended) live.end();
   else live.start();

@@ -1,10 +1,10 @@
-// The run page: one store, one connection, and the parts that draw what the store holds.
+// The run page: one store, one connection, and the components that draw the store.
 
-import { isStale, showSilent, showStale } from "./lib/banners.js";
+import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
+import { when } from "./lib/format.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
-import { RunStore } from "./lib/store.js";
 import { alertList, checkpointList } from "./run/alerts.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
@@ -18,7 +18,81 @@ import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
 import { timeline } from "./run/timeline.js";
 
-const LINGER_MS = 30_000; // an ended run's last telemetry may still come in
+const LINGER_MS = 30_000; // an ended run's last telemetry can still arrive
+
+/** The state of the run page. A snapshot fills it, deltas (by stream or polling) are merged in, and
+ * listeners are notified of the changed parts.
+ *
+ * A delta can repeat known rows: rounds and replicas are identified by number, events by id. Points
+ * are not stored: charts request windows of them and take newer points from `fresh`. */
+class RunStore {
+  run = null;
+  pools = new Map();
+  replicas = new Map();
+  rounds = new Map();
+  events = new Map();
+  /** Columns of the current delta; null for a snapshot, which can change everything. */
+  fresh = null;
+  cursor = "";
+  #listeners = [];
+
+  /** `listener(changed: Set)` with any of run, pools, replicas, rounds, events, points. */
+  listen(listener) {
+    this.#listeners.push(listener);
+  }
+
+  load(snapshot) {
+    this.run = snapshot.run;
+    this.cursor = snapshot.cursor;
+    this.pools = new Map(snapshot.pools.map((row) => [row.id, row]));
+    this.replicas = new Map(snapshot.replicas.map((row) => [row.number, row]));
+    this.rounds = new Map(snapshot.rounds.map((row) => [row.number, row]));
+    this.events = new Map(snapshot.events.map((row) => [row.id, row]));
+    this.fresh = null;
+    this.#notify(new Set(["run", "pools", "replicas", "rounds", "events", "points"]));
+  }
+
+  apply(delta, id = "") {
+    if (id) this.cursor = id;
+    if (!this.run) return;
+    const changed = new Set();
+    if (delta.run) {
+      this.run = { ...this.run, ...delta.run };
+      changed.add("run");
+    }
+    for (const [part, key] of [["pools", "id"], ["replicas", "number"], ["rounds", "number"], ["events", "id"]]) {
+      for (const row of delta[part] ?? []) {
+        this[part].set(row[key], row);
+        changed.add(part);
+      }
+    }
+    this.fresh = (delta.points ?? []).filter((columns) => columns.value.length);
+    if (this.fresh.length) changed.add("points");
+    if (changed.size) this.#notify(changed);
+  }
+
+  #notify(changed) {
+    for (const listener of this.#listeners) listener(changed);
+  }
+
+  replicaRows() {
+    return [...this.replicas.values()].sort((a, b) => a.number - b.number);
+  }
+
+  /** In creation order. */
+  poolRows() {
+    return [...this.pools.values()].sort((a, b) => a.id - b.id);
+  }
+
+  roundRows() {
+    return [...this.rounds.values()].sort((a, b) => a.number - b.number);
+  }
+
+  /** Newest first. */
+  eventRows() {
+    return [...this.events.values()].sort((a, b) => b.id - a.id);
+  }
+}
 
 export function runPage() {
   const page = $("[data-run-page]");
@@ -27,7 +101,7 @@ export function runPage() {
     store,
     page,
     syncEvery: Number(page.dataset.syncEvery) || 1,
-    /** The chosen round is part of the address. */
+    /** Select a round; it is kept in the address. */
     selected: Number(url.get("round")) || null,
     /** The pool whose replicas are shown, null for all. */
     pool: Number(url.get("pool")) || null,
@@ -84,13 +158,14 @@ export function runPage() {
     showSilent(snapshot.silent_since);
     store.load(snapshot);
   }
-  setInterval(() => store.run && showStale(Number(isStale(store.run))), 1000);
-
   const live = new Live({
     dot: $("[data-conn]"),
-    stream: () => `${page.dataset.stream}?after=${encodeURIComponent(store.cursor)}`,
+    stream: page.dataset.stream,
+    topic: page.dataset.run,
+    after: () => store.cursor,
     onDelta: (delta, id) => store.apply(delta, id),
     poll: refresh,
+    run: () => store.run,
   });
 
   let ending = 0;
@@ -106,15 +181,15 @@ export function runPage() {
     try {
       await refresh();
     } catch {
-      // Without a first snapshot there is nothing to merge into: say so and try again.
+      // Without a first snapshot there is nothing to merge into: show an error and retry.
       $("[data-conn]").dataset.state = "reconnecting";
-      $("[data-conn]").textContent = "The server does not answer; trying again";
+      $("[data-conn]").textContent = "The server does not respond; retrying";
       setTimeout(begin, 3000);
       return;
     }
     redraw(new Set(["tab"])); // parts that wait until their tab is shown
     if (!live.over) live.start();
   }
-  for (const time of $$("time[data-when]")) time.textContent = new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  for (const time of $$("time[data-when]")) time.textContent = when(time.dateTime);
   begin();
 }

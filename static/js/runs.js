@@ -1,5 +1,5 @@
-// The runs list: rows are rendered by the server and kept up to date cell by cell. A run that is
-// not on the page becomes a pill; no row moves by itself. Selected rows are in the address.
+// The runs list. The server renders rows; live updates change single cells. New runs are announced
+// by a button instead of moving rows. The selection is kept in the address.
 
 import * as format from "./lib/format.js";
 import { isStale, showSilent, showStale } from "./lib/banners.js";
@@ -8,15 +8,18 @@ import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
 import { look, RUN_ENDED } from "./lib/states.js";
 
-const COMPARED = 20; // at most, as the comparison takes them
+const COMPARED = 20; // limit of the comparison page
 
 export function runsPage() {
   const list = $("[data-runs]");
   const pill = $("[data-new]");
   const bulk = $("[data-bulk]");
   const rows = new Map($$("[data-run]").map((row) => [row.dataset.run, row]));
-  // What was last heard of runs that train, and of those that have changed since.
-  const silence = new Map($$("[data-seen]").map(({ dataset }) => [dataset.run, { state: "running", last_seen_at: dataset.seen }]));
+  // Time of the newest data of each training run.
+  const silence = new Map();
+  for (const { dataset } of $$("[data-seen]")) {
+    silence.set(dataset.run, { state: "running", last_seen_at: dataset.seen });
+  }
   const picked = new Set((url.get("sel") ?? "").split(",").filter(Boolean));
 
   function show(run) {
@@ -50,7 +53,7 @@ export function runsPage() {
     if (cell("ran")) Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
 
-  // What is new is what the query finds: only the server knows, so it is asked, not too often.
+  // Only the server can evaluate the query for new runs, so it is polled at a low rate.
   const address = () => {
     const query = new URLSearchParams(location.search);
     query.delete("sel");
@@ -81,7 +84,7 @@ export function runsPage() {
     showStale($$('[data-f="silent"]:not([hidden])').length);
   }
 
-  // Selecting
+  // Selection
 
   function select() {
     for (const [id, row] of rows) {
@@ -94,7 +97,8 @@ export function runsPage() {
     all.indeterminate = here > 0 && here < rows.size;
     bulk.hidden = picked.size === 0;
     const elsewhere = picked.size - here;
-    setText($("[data-bulk-count]", bulk), `${picked.size} selected${elsewhere ? `, ${elsewhere} not on this page` : ""}`);
+    const note = elsewhere ? `, ${elsewhere} not on this page` : "";
+    setText($("[data-bulk-count]", bulk), `${picked.size} selected${note}`);
     const compare = $('[value="compare"]', bulk);
     compare.disabled = picked.size > COMPARED;
     compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
@@ -122,7 +126,7 @@ export function runsPage() {
       picked.clear();
       setTimeout(select);
     });
-    // The order of selecting is the order of comparing, and pages that are not shown count.
+    // Runs are compared in the order of selection, across pages.
     bulk.addEventListener("formdata", (event) => {
       event.formData.delete("id");
       for (const id of picked) event.formData.append("id", id);
@@ -140,7 +144,7 @@ export function runsPage() {
     select();
   }
 
-  // Keys, beside those of every page (base.js): j and k through the rows, x selects.
+  // Shortcuts of this page: j and k move through the rows, x selects.
 
   keys((key) => {
     const order = [...rows.values()];
@@ -166,7 +170,7 @@ export function runsPage() {
         body.innerHTML = await getHTML(drop.dataset.facets);
       } catch {
         delete body.dataset.read;
-        body.textContent = "The server did not answer. Close and open to try again.";
+        body.textContent = "The server did not respond. Close and open again to retry.";
       }
     });
   }
@@ -182,7 +186,9 @@ export function runsPage() {
   if (list) {
     new Live({
       dot: $("[data-conn]"),
-      stream: () => list.dataset.stream,
+      stream: list.dataset.stream,
+      topic: "list",
+      after: () => list.dataset.after,
       onDelta: (delta) => delta.run && show(delta.run),
       poll: async () => {
         const answer = await getJSON(address());

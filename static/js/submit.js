@@ -1,12 +1,12 @@
-// The submit form: errors at the field as soon as it is left, the estimate beside it, one launch
-// per press. The server validates; this only asks it and shows the answer.
+// The submit form: errors at each field on blur, a live estimate, one launch per click. All
+// validation runs on the server.
 
 import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { asker, sendOnce, showErrors } from "./lib/forms.js";
 import { poolRows } from "./submit/pools.js";
 
-const KEPT = "submit"; // in sessionStorage; app.js forgets it where the form has led to
+const KEPT = "submit"; // sessionStorage key; app.js removes it on the next page
 
 const SHOW = {
   reduce_plan: String,
@@ -23,21 +23,22 @@ const SHOW = {
 export function submitPage() {
   const form = $("[data-submit]");
   const token = form.elements.csrfmiddlewaretoken;
-  // What was sent and led to signing in again is sent once more, only to be shown as it was typed.
+  // If the session expired on submit, the kept input is posted again to fill in the form.
   const kept = sessionStorage.getItem(KEPT);
   sessionStorage.removeItem(KEPT);
   if (kept && form.hasAttribute("data-fresh")) {
     const fields = [...JSON.parse(kept), [token.name, token.value], ["restore", "1"]];
-    const again = h("form", { method: "post", hidden: "" }, ...fields.map(([name, value]) => h("input", { type: "hidden", name, value })));
+    const inputs = fields.map(([name, value]) => h("input", { type: "hidden", name, value }));
+    const again = h("form", { method: "post", hidden: "" }, inputs);
     document.body.append(again);
     again.submit();
     return;
   }
   const panel = $("[data-estimate]", form);
-  const said = $("[data-estimate-state]", form);
+  const status = $("[data-estimate-state]", form);
   const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
 
-  // Fields that matter only with a certain choice.
+  // Fields shown only for some choices.
   function reveal() {
     for (const block of $$("[data-when]", form)) {
       const [name, value] = block.dataset.when.split("=");
@@ -45,17 +46,17 @@ export function submitPage() {
     }
   }
 
-  const tested = new Map(); // field -> what a test said of it, until it or its row is changed
+  const tested = new Map(); // field -> test result, until the field or its row changes
 
-  function show(found) {
-    const errors = { ...found, ...Object.fromEntries(tested) };
+  function show(all) {
+    const errors = { ...all, ...Object.fromEntries(tested) };
     showErrors(form, Object.fromEntries([...touched].map((name) => [name, errors[name]])));
   }
 
   function showEstimate(estimate, errors) {
     panel.toggleAttribute("data-stale", !estimate);
     const wrong = Object.keys(errors).length;
-    setText(said, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
+    setText(status, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
     if (!estimate) return;
     for (const cell of $$("[data-e]", form)) {
       const value = estimate[cell.dataset.e];
@@ -63,13 +64,13 @@ export function submitPage() {
       const unknown = value === null && show !== format.money;
       setText(cell, unknown ? format.UNKNOWN : show(value));
       const line = cell.closest(".estimate div");
-      if (line) line.hidden = unknown; // of somebody's own code much is not known
+      if (line) line.hidden = unknown; // many figures are unknown for custom code
     }
     rows().forEach((row, i) => {
       const usd = estimate.pool_usd_h[i];
       setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
     });
-    setText($("[data-replicas-total]", form), `${estimate.replicas} in all`);
+    setText($("[data-replicas-total]", form), `${estimate.replicas} in total`);
     const budget = Number(form.elements.budget_usd.value);
     $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
     $("[data-e-reduction]", form).hidden = estimate.reduction === null;
@@ -85,7 +86,7 @@ export function submitPage() {
     return response.json();
   }
 
-  /** Errors the page came with, of checks that are made only when the form is sent, stay. */
+  /** Keep errors of checks that run only on submit. */
   function keep(names, errors) {
     for (const name of names) {
       if (errors[name] || tested.has(name)) continue;
@@ -101,24 +102,24 @@ export function submitPage() {
     if (first) first = keep(first, errors);
     show(errors);
     showEstimate(estimate, errors);
-  }, () => setText(said, "server not reached"));
+  }, () => setText(status, "server not reachable"));
 
   const rows = poolRows(form, () => {
     forget("pools.");
     later(0);
   });
 
-  // Test buttons: the answer stands beside them, and at the fields it is about.
+  // Test buttons: show the result beside the button and errors at their fields.
   form.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-test]");
     if (!button) return;
     event.preventDefault();
     if (button.hasAttribute("aria-disabled")) return;
     const what = button.value;
-    const place = $(`[data-said="${what}"]`, form);
+    const place = $(`[data-result="${what}"]`, form);
     forget(what);
     button.setAttribute("aria-disabled", "true");
-    place.replaceChildren(h("span", {}, "Asking…"));
+    place.replaceChildren(h("span", {}, "Checking…"));
     try {
       const answer = await post(form.dataset.testUrl, { test: what });
       for (const [name, messages] of Object.entries(answer.errors)) {
@@ -126,24 +127,25 @@ export function submitPage() {
         touched.add(name);
       }
       show(errorsNow);
-      place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, answer.ok ? answer.said : "See below"));
+      const text = answer.ok ? answer.message : "See below";
+      place.replaceChildren(icon(answer.ok ? "succeeded" : "failed"), h("span", {}, text));
     } catch {
-      place.replaceChildren(icon("failed"), h("span", {}, "The server did not answer"));
+      place.replaceChildren(icon("failed"), h("span", {}, "The server did not respond"));
     }
     place.dataset.ok = String(!!$("use[href$='#succeeded']", place));
     button.removeAttribute("aria-disabled");
   });
 
-  /** What was tested has been changed: the answer was about something else. */
+  /** Remove a test result after its input changed. */
   function forget(name) {
     const row = name.startsWith("pools.");
     const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
-    // Backends decide who can reach what, and everything may change what a run costs.
+    // A backend change invalidates reachability results; any change can affect the cost.
     const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
     for (const known of [...tested.keys()]) {
       if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
     }
-    for (const one of [what, ...also]) $(`[data-said="${one}"]`, form)?.replaceChildren();
+    for (const one of [what, ...also]) $(`[data-result="${one}"]`, form)?.replaceChildren();
   }
 
   form.addEventListener("input", (event) => {
@@ -170,7 +172,7 @@ export function submitPage() {
     },
     back() {
       setText(launch, "Launch");
-      const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new key, as it is another run
+      const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new submit key for a new run
       form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
     },
   });

@@ -1,12 +1,13 @@
-"""A browser, and a web server with seeded runs for it to look at.
+"""Fixtures of a browser and of a web server with seeded runs.
 
-Every page a test opens is watched: an error in its console, an exception, or anything the content
-security policy refused fails the test. Screenshots go to ``test-artifacts/`` (not committed).
+A test fails if one of its pages raises an exception, logs an error to the console, or violates the
+content security policy. Screenshots are written to ``test-artifacts/`` (not committed).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sys
@@ -35,18 +36,25 @@ from tests.stack import REPOSITORY, stack_env
 
 HEARTBEAT = "archipelago:heartbeat"
 BEAT_S = 5.0
-A_TEST_S = 1e9
+WRITTEN_BY_A_TEST_S = 1e9
 """A heartbeat before this time was written by a test."""
-
 
 ARTIFACTS = REPOSITORY / "test-artifacts"
 PASSWORD = "correct horse battery"
-PATIENCE_MS = 15_000
-"""What is expected of a page comes at once, with a poll (5 s), or later on a busy machine."""
+PATIENCE_MS = int(os.environ.get("PATIENCE_MS", "240000"))
+"""Timeout of expectations. Updates take at most a poll (5 s), but minutes on a busy machine."""
+NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
+"""Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
+requests of pages, not those of shared workers."""
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +62,7 @@ def browser(chromium_path: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=FLAGS)
         expect.set_options(timeout=PATIENCE_MS)
-        # The driver runs an event loop in this thread, which Django takes for an async caller.
+        # Playwright runs an event loop in this thread, so Django refuses synchronous queries.
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
         yield browser
         del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
@@ -63,7 +71,7 @@ def browser(chromium_path: str) -> Iterator[Browser]:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A web server of its own, its database seeded by :mod:`tests.browser.seed`."""
+    """A web server with a separate database, seeded by :mod:`tests.browser.seed`."""
 
     url: str
     env: dict[str, str]
@@ -71,40 +79,33 @@ class Site:
     process: DjangoProcess
 
     def python(self, code: str) -> str:
-        """What ``code`` prints in a process on the same database."""
+        """Run ``code`` in a process on the same database, and return its output."""
         return self.process.run("from tests.browser import seed\n" + code)
 
     def seed(self, arguments: str) -> str:
-        """The id of a new run of olga's: ``seed("name='x', committed=3")``."""
+        """Create a run owned by olga, and return its id: ``seed("name='x', committed=3")``."""
         return self.python(f"print(seed.run(seed.user('olga', 'operator'), {arguments}).pk)")
 
     def publish(self, run_id: str, /, **delta: Any) -> None:
-        """A delta on the live stream, as the reconciler sends it."""
-        import json
-
-        import redis
-
+        """Publish a delta on the live stream, as the reconciler does."""
         with contextlib.closing(redis.Redis.from_url(self.redis_url)) as client:
             client.xadd("archipelago:live", {"run": run_id, "data": json.dumps(delta)})
 
 
 @contextlib.contextmanager
-def serving(var: Path, redis_url: str) -> Iterator[Site]:
+def running_site(var: Path, redis_url: str) -> Iterator[Site]:
     (port,) = free_ports(1)
     env = {
-        **stack_env(var), "REDIS_URL": redis_url,
-        "DJANGO_SETTINGS_MODULE": "dashboard.settings", "PYTHONPATH": str(REPOSITORY),
-    }  # fmt: skip
-    command = [
-        sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--port", str(port),
-        "--timeout-graceful-shutdown", "1", "--log-level", "warning",
-    ]  # fmt: skip
+        **stack_env(var, migrated=True),
+        "REDIS_URL": redis_url,
+        "DJANGO_SETTINGS_MODULE": "dashboard.settings",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    options = f"--port {port} --timeout-graceful-shutdown 1 --log-level warning"
+    command = [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", *options.split()]
     log = var / "web.log"
-    with contextlib.closing(DjangoProcess(env)) as beside:
-        site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url, process=beside)
-        site.python(
-            "from django.core.management import call_command\ncall_command('migrate', verbosity=0)"
-        )
+    with contextlib.closing(DjangoProcess(env)) as django:
+        site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url, process=django)
         with child(command, log=log, env=env, cwd=REPOSITORY) as process:
             wait_until(lambda: answers(site.url), "no web server", process=process, log=log)
             yield site
@@ -122,7 +123,7 @@ def site(
     tmp_path_factory: pytest.TempPathFactory, valkey: str, own_database: None
 ) -> Iterator[Site]:
     """Users admin, olga (operator), oscar (operator) and vera (viewer); no run yet."""
-    with serving(tmp_path_factory.mktemp("site"), valkey) as site:
+    with running_site(tmp_path_factory.mktemp("site"), valkey) as site:
         site.python(
             "seed.user('admin', 'admin'); seed.user('olga', 'operator');"
             "seed.user('oscar', 'operator'); seed.user('vera', 'viewer')"
@@ -133,29 +134,31 @@ def site(
 
 @contextlib.contextmanager
 def worker_heartbeats(redis_url: str) -> Iterator[None]:
-    """No worker runs here, which pages would report: its heartbeat is kept fresh, unless a test has
-    written an old one."""
-    client, over = redis.Redis.from_url(redis_url), threading.Event()
+    """Keep the worker heartbeat fresh, unless a test wrote an old one.
+
+    No worker runs in these tests, and pages would show a banner without the heartbeat.
+    """
+    client, stop = redis.Redis.from_url(redis_url), threading.Event()
 
     def beat() -> None:
-        while not over.is_set():
-            found = client.get(HEARTBEAT)
-            if found is None or float(found) > A_TEST_S:  # type: ignore[arg-type]
+        while not stop.is_set():
+            beat_at = client.get(HEARTBEAT)
+            if beat_at is None or float(beat_at) > WRITTEN_BY_A_TEST_S:  # type: ignore[arg-type]
                 client.set(HEARTBEAT, time.time())
-            over.wait(BEAT_S)
+            stop.wait(BEAT_S)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
 @dataclass
 class Window:
-    """Opens pages as somebody, and remembers what went wrong in them."""
+    """Opens pages as a user, and collects errors of their consoles."""
 
     browser: Browser
     url: str
@@ -190,17 +193,20 @@ class Window:
 
     def _page(self, state: Any, width: int, height: int, scheme: Any) -> Page:
         context = self.browser.new_context(
-            base_url=self.url, storage_state=state, color_scheme=scheme,
-            viewport={"width": width, "height": height}, reduced_motion="reduce",
-        )  # fmt: skip
+            base_url=self.url,
+            storage_state=state,
+            color_scheme=scheme,
+            viewport={"width": width, "height": height},
+            reduced_motion="reduce",
+        )
         context.set_default_timeout(PATIENCE_MS)
         self.contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
-        page.on("console", self._hear)
+        page.on("console", self._record)
         return page
 
-    def _hear(self, message: ConsoleMessage) -> None:
+    def _record(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.errors.append(message.text)
 
@@ -221,10 +227,10 @@ class Window:
 def window(
     browser: Browser, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
 ) -> Iterator[Window]:
-    made = Window(browser=browser, url=site.url, name=request.node.name, signed_in=sign_ins)
-    yield made
-    made.close(shoot=request.node.stash.get(FAILED, False))
-    assert made.errors == []
+    window = Window(browser=browser, url=site.url, name=request.node.name, signed_in=sign_ins)
+    yield window
+    window.close(shoot=request.node.stash.get(FAILED, False))
+    assert window.errors == []
 
 
 FAILED = pytest.StashKey[bool]()
@@ -232,7 +238,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Remember whether the test itself failed, so that its pages are kept as pictures."""
+    """Store whether the test failed, so that its pages are saved as screenshots."""
     report = yield
     if report.when == "call":
         item.stash[FAILED] = report.failed
@@ -241,5 +247,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def sign_ins() -> dict[str, Any]:
-    """Sessions by user, so that each signs in once."""
+    """Storage states by user, so that each user signs in once."""
     return {}

@@ -1,7 +1,7 @@
-"""Runs that look like real ones, written straight into the tables.
+"""Runs with realistic data, written directly into the tables.
 
-For tests of what a page shows, and for looking at it:
-``ARCHIPELAGO_VAR=/tmp/look python -m tests.browser.seed`` fills a database of its own.
+For tests of pages and for manual inspection:
+``ARCHIPELAGO_VAR=/tmp/look python -m tests.browser.seed`` fills a separate database.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import hashlib
 import math
 import random
 import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 CORRUPT = "replica 1's payload: expected crc32 5d01c2aa in block 3, found 91f00b17"
-WHY = {"refused": "crc32 mismatch", "late": "committed without this replica"}
+REASONS = {"refused": "crc32 mismatch", "late": "committed without this replica"}
+ROUND_S = 7.5
+WORKING = ("computing", "computing", "waiting", "uploading", "applying")
 PHASES = ("compute", "encode", "upload", "wait", "download", "reduce", "apply")
 
 
 def user(name: str, role: str, *, password: str = "correct horse battery") -> Any:
-    """A user with one of the roles."""
+    """Return the user, created with the role if missing."""
     from django.contrib.auth.models import Group, User
 
-    made, new = User.objects.get_or_create(username=name, defaults={"is_staff": role == "admin"})
+    user, new = User.objects.get_or_create(username=name, defaults={"is_staff": role == "admin"})
     if new:
-        made.set_password(password)
-        made.save()
-    made.groups.set([Group.objects.get_or_create(name=role)[0]] if role else [])
-    return made
+        user.set_password(password)
+        user.save()
+    user.groups.set([Group.objects.get_or_create(name=role)[0]] if role else [])
+    return user
 
 
 def run(
@@ -43,21 +47,25 @@ def run(
     seed: int = 1,
     age_s: float = 0.0,
 ) -> Any:
-    """A run of ``replicas`` after ``committed`` rounds, with curves, rounds, events and logs."""
+    """Create a run of ``replicas`` after ``committed`` rounds: curves, rounds, events and logs."""
     from runs import models
-    from runs.metrics.blocks import Points
-    from runs.metrics.downsampling import add_points
 
-    chance = random.Random(seed)
     now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_s)
-    round_s = 7.5
-    begun = now - datetime.timedelta(seconds=committed * round_s + 14)
+    begun = now - datetime.timedelta(seconds=committed * ROUND_S + 14)
     settings = group_settings(
         num_replicas=replicas, total_rounds=total_rounds, sync_every=sync_every
     )
     ended = state in ("succeeded", "failed", "cancelled")
     per_step = settings["batch_size"] * 128
-    made = models.Run.objects.create(
+    training = Training(
+        committed=committed,
+        sync_every=sync_every,
+        per_step=per_step,
+        first_step_at=begun + datetime.timedelta(seconds=8),
+        ended=ended,
+        rng=random.Random(seed),
+    )
+    run = models.Run.objects.create(
         name=name,
         owner=owner,
         state=state,
@@ -71,7 +79,7 @@ def run(
         time_limit_s=1800,
         created_at=begun,
         started_at=begun + datetime.timedelta(seconds=2) if state != "queued" else None,
-        first_step_at=begun + datetime.timedelta(seconds=8) if committed else None,
+        first_step_at=training.first_step_at if committed else None,
         ended_at=now if ended else None,
         last_seen_at=now if committed else None,
         committed_rounds=committed,
@@ -79,196 +87,244 @@ def run(
         train_loss=curve(committed * sync_every) if committed else None,
         eval_loss=curve(committed * sync_every) + 0.05 if committed else None,
         tokens_per_s=22_400.0 if committed else None,
-        round_s=round_s if committed else None,
+        round_s=ROUND_S if committed else None,
         bytes_up=committed * replicas * 1_950_000,
         bytes_down=committed * replicas * (replicas - 1) * 1_950_000,
         phase_s={"compute": 6.1 * committed, "wait": 0.7 * committed, "upload": 0.1 * committed}
         if committed
         else {},
     )
-    pool = models.ReplicaPool.objects.create(
-        run=made, backend="local", hardware="cpu", count=replicas
+    rows = _replicas(run, replicas, training, now)
+    if committed:
+        for replica in rows:
+            _losses(run, replica, training)
+            _log_lines(replica, training)
+    _rounds(run, rows, training)
+    if committed:
+        _evaluations(run, training)
+    models.Event.objects.bulk_create(_events(run, rows, begun, reason))
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Size and times of the training of a run. ``per_step``: tokens of a step of one replica."""
+
+    committed: int
+    sync_every: int
+    per_step: int
+    first_step_at: datetime.datetime
+    ended: bool
+    rng: random.Random
+
+    @property
+    def steps(self) -> int:
+        return self.committed * self.sync_every
+
+
+def _replicas(run: Any, count: int, training: Training, now: datetime.datetime) -> list[Any]:
+    from runs import models
+
+    pool = models.ReplicaPool.objects.create(run=run, backend="local", hardware="cpu", count=count)
+    return [_replica(pool, number, training, now) for number in range(count)]
+
+
+def _replica(pool: Any, number: int, training: Training, now: datetime.datetime) -> Any:
+    from runs import models
+
+    run, rng, trained = pool.run, training.rng, training.committed > 0
+    state = WORKING[number % len(WORKING)]
+    state = {"succeeded": "done", "queued": "pending", "failed": "failed"}.get(run.state, state)
+    if run.state == "degraded" and number == pool.count - 1:
+        state = "lost"
+    return models.Replica.objects.create(
+        run=run,
+        pool=pool,
+        number=number,
+        state=state,
+        state_since=now,
+        state_reason="process ended with signal 9" if state == "lost" else "",
+        backend_state={"pending": "", "done": "ended", "lost": "ended"}.get(state, "running"),
+        incarnation=f"00001-{rng.getrandbits(32):08x}" if trained else "",
+        beat_at=now - datetime.timedelta(seconds=rng.random() * 3) if trained else None,
+        beat_interval_s=2.0,
+        round=training.committed + 1,
+        step=training.steps + 11,
+        tokens=(training.steps + 11) * training.per_step,
+        loss=curve(training.steps) + rng.gauss(0, 0.03) if trained else None,
+        tokens_per_s=5600 + rng.gauss(0, 200) if trained else None,
+        wait_fraction=abs(rng.gauss(0.08, 0.04)) if trained else None,
+        restarts=1 if number == 2 and trained else 0,
+        device="cpu, 1 thread",
+        host="islet",
+        pid=4242 + number,
     )
-    working = ["computing", "computing", "waiting", "uploading", "applying"]
-    rows = []
-    for number in range(replicas):
-        own = (
-            "done"
-            if state == "succeeded"
-            else "pending"
-            if state == "queued"
-            else working[number % 5]
+
+
+def _losses(run: Any, replica: Any, training: Training) -> None:
+    from runs.metrics.blocks import Points
+    from runs.metrics.downsampling import add_points
+
+    steps = list(range(1, training.steps + 12))
+    begun = training.first_step_at.timestamp()
+    noise = [training.rng.gauss(0, 0.09) for _ in steps]
+    points = Points.of(
+        step=steps,
+        round=[(s - 1) // training.sync_every + 1 for s in steps],
+        tokens=[s * training.per_step for s in steps],
+        wall_s=[begun + s * ROUND_S / training.sync_every for s in steps],
+        value=[curve(s) + n + replica.number * 0.008 for s, n in zip(steps, noise, strict=True)],
+    )
+    add_points(run, replica, {"loss": points}, key="step")
+
+
+def _log_lines(replica: Any, training: Training) -> None:
+    from runs import models
+
+    shards = replica.run.group_settings["max_replicas"]
+    models.LogLine.objects.bulk_create(
+        models.LogLine(
+            replica=replica,
+            incarnation=replica.incarnation,
+            at=training.first_step_at,
+            level=level,
+            message=message,
         )
-        if state == "failed":
-            own = "failed"
-        if state == "degraded" and number == replicas - 1:
-            own = "lost"
-        rows.append(
-            models.Replica.objects.create(
-                run=made,
-                pool=pool,
-                number=number,
-                state=own,
-                state_since=now,
-                state_reason="process ended with signal 9" if own == "lost" else "",
-                backend_state={"pending": "", "done": "ended", "lost": "ended"}.get(own, "running"),
-                incarnation=f"00001-{chance.getrandbits(32):08x}" if committed else "",
-                beat_at=now - datetime.timedelta(seconds=chance.random() * 3)
-                if committed
-                else None,
-                beat_interval_s=2.0,
-                round=committed + 1,
-                step=committed * sync_every + 11,
-                tokens=(committed * sync_every + 11) * per_step,
-                loss=curve(committed * sync_every) + chance.gauss(0, 0.03) if committed else None,
-                tokens_per_s=5600 + chance.gauss(0, 200) if committed else None,
-                wait_fraction=abs(chance.gauss(0.08, 0.04)) if committed else None,
-                restarts=1 if number == 2 and committed else 0,
-                device="cpu, 1 thread",
-                host="islet",
-                pid=4242 + number,
-            )
-        )
-    first = begun + datetime.timedelta(seconds=8)
-    for replica in rows if committed else ():
-        steps = list(range(1, committed * sync_every + 12))
-        values = [curve(s) + chance.gauss(0, 0.09) + replica.number * 0.008 for s in steps]
-        columns = {
-            "step": steps,
-            "round": [(s - 1) // sync_every + 1 for s in steps],
-            "tokens": [s * per_step for s in steps],
-            "wall_s": [first.timestamp() + s * round_s / sync_every for s in steps],
-        }
-        points = Points.of(**columns, value=values)
-        add_points(made, replica, {"loss": points}, key="step")
         for level, message in (
             ("info", "read group.json; 675,136 parameters; model hash 5f2c91ab"),
-            ("info", f"loaded checkpoint 0; {made.group_settings['max_replicas']} data shards"),
+            ("info", f"loaded checkpoint 0; {shards} data shards"),
             ("warning", "upload retried once: store answered slowly"),
-        ):
-            models.LogLine.objects.create(
-                replica=replica,
-                incarnation=replica.incarnation,
-                at=first,
-                level=level,
-                message=message,
-            )
-    _rounds(
-        made, rows, committed, total_rounds, ended, first, round_s, sync_every, per_step, chance
-    )
-    if committed:
-        evaluations = list(range(committed + 1))
-        points = Points.of(
-            step=[r * sync_every for r in evaluations],
-            round=evaluations,
-            tokens=[r * sync_every * per_step * replicas for r in evaluations],
-            wall_s=[first.timestamp() + r * round_s for r in evaluations],
-            value=[curve(r * sync_every) + 0.05 for r in evaluations],
         )
-        add_points(made, None, {"eval_loss": points}, key="round")
-    _events(made, rows, begun, state, reason, owner)
-    return made
+    )
 
 
-def _rounds(
-    made: Any,
-    rows: list[Any],
-    committed: int,
-    total: int,
-    ended: bool,
-    first: Any,
-    round_s: float,
-    sync_every: int,
-    per_step: int,
-    chance: random.Random,
-) -> None:
+def _evaluations(run: Any, training: Training) -> None:
+    from runs.metrics.blocks import Points
+    from runs.metrics.downsampling import add_points
+
+    rounds = list(range(training.committed + 1))
+    steps = [r * training.sync_every for r in rounds]
+    begun = training.first_step_at.timestamp()
+    points = Points.of(
+        step=steps,
+        round=rounds,
+        tokens=[s * training.per_step * run.group_settings["num_replicas"] for s in steps],
+        wall_s=[begun + r * ROUND_S for r in rounds],
+        value=[curve(s) + 0.05 for s in steps],
+    )
+    add_points(run, None, {"eval_loss": points}, key="round")
+
+
+def _rounds(run: Any, rows: list[Any], training: Training) -> None:
     from runs import models
     from runs.metrics import round_strips
     from runs.metrics.downsampling import add_points
 
-    stored = []
-
-    for number in range(1, committed + 1 + (0 if ended or not committed else 1)):
-        open_round = number > committed
-        void = number == 5 and committed > 8
-        at = first + datetime.timedelta(seconds=number * round_s)
-        round_ = models.Round.objects.create(
-            run=made,
-            number=number,
-            state="collecting" if open_round else "void" if void else "committed",
-            reason=CORRUPT if void else "",
-            mode="" if open_round else "gather",
-            contributors=0 if void else len(rows),
-            tokens_total=number * sync_every * per_step * len(rows),
-            loss=None if open_round or void else curve(number * sync_every),
-            eval_loss=None if open_round or void else curve(number * sync_every) + 0.05,
-            weights_digest="" if open_round or void else digest(f"{made.pk}{number}"),
-            committed_at=None if open_round else at,
+    last = training.committed + (0 if training.ended or not training.committed else 1)
+    made = [_round(run, rows, training, number) for number in range(1, last + 1)]
+    stored = models.Round.objects.bulk_create(row for row, _ in made)
+    models.Contribution.objects.bulk_create(c for _, contributions in made for c in contributions)
+    committed = [r for r in stored if r.state == "committed"]
+    speeds = [
+        (
+            r.number * training.sync_every,
+            r.number,
+            r.tokens_total,
+            r.committed_at.timestamp(),
+            2e4 + 99 * i,
         )
-        given = []
-        for replica in rows:
-            state = "included"
-            if open_round:
-                if replica.number % 2:
-                    continue
-                state = "uploaded"
-            elif void:
-                state = "refused" if replica.number == 1 else "late"
-            elif number == 8 and replica.number == 2:
-                continue
-            elif number == 9 and replica.number == 2:
-                state = "late"
-            compute = 5.9 + replica.number * 0.12 + chance.random() * 0.3
-            phases = dict(
-                zip(
-                    PHASES,
-                    (compute, 0.03, 0.09, max(0.1, 6.9 - compute), 0.16, 0.04, 0.05),
-                    strict=True,
-                )
-            )
-            contribution = models.Contribution.objects.create(
-                round=round_,
-                replica=replica,
-                incarnation=replica.incarnation,
-                state=state,
-                reason=WHY.get(state, ""),
-                base_round=number - 1,
-                tokens=sync_every * per_step,
-                steps=sync_every,
-                weight=1.0,
-                loss=curve(number * sync_every),
-                norm=1.4 / math.sqrt(number) + chance.random() * 0.05,
-                update_norm=0.0 if open_round else 0.9 / math.sqrt(number),
-                cosine=None if open_round else 0.9 - 0.01 * number - 0.02 * replica.number,
-                size_bytes=1_950_208,
-                bytes_up=1_950_900,
-                bytes_down=0 if open_round else 5_850_624,
-                requests=11,
-                phases={} if open_round else phases,
-                started_at=at - datetime.timedelta(seconds=round_s),
-                committed_at=None if open_round else at,
-            )
-            given.append((replica.number, contribution))
-        round_strips.put(round_, given)
-        round_.save(update_fields=round_strips.STRIPS)
-        stored.append(round_)
-    paced = [r for r in stored if r.state == "committed"]
-    pace = [
-        (r.number * sync_every, r.number, r.tokens_total, r.committed_at.timestamp(), 2e4 + 99 * i)
-        for i, r in enumerate(paced)
+        for i, r in enumerate(committed)
     ]
-    found = round_strips.curves(made, stored)
-    if pace:
-        found["tokens_per_s"] = round_strips.points_of(pace)
-    add_points(made, None, found, key="round")
+    series = round_strips.curves(run, stored)
+    if speeds:
+        series["tokens_per_s"] = round_strips.points_of(speeds)
+    add_points(run, None, series, key="round")
 
 
-def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, owner: Any) -> None:
+def _round(run: Any, rows: list[Any], training: Training, number: int) -> tuple[Any, list[Any]]:
+    """Return a round and its contributions, not saved. The last round is open, and round 5 of more
+    than 8 is void."""
+    from runs import models
+    from runs.metrics import round_strips
+
+    is_open = number > training.committed
+    is_void = number == 5 and training.committed > 8
+    steps = number * training.sync_every
+    at = training.first_step_at + datetime.timedelta(seconds=number * ROUND_S)
+    row = models.Round(
+        run=run,
+        number=number,
+        state="collecting" if is_open else "void" if is_void else "committed",
+        reason=CORRUPT if is_void else "",
+        mode="" if is_open else "gather",
+        contributors=0 if is_void or is_open else len(rows),
+        tokens_total=steps * training.per_step * len(rows),
+        loss=None if is_open or is_void else curve(steps),
+        eval_loss=None if is_open or is_void else curve(steps) + 0.05,
+        weights_digest="" if is_open or is_void else digest(f"{run.pk}{number}"),
+        committed_at=None if is_open else at,
+    )
+    contributions = [
+        _contribution(row, replica, state, training, at)
+        for replica in rows
+        if (state := _outcome(row, replica.number))
+    ]
+    round_strips.put(row, [(c.replica.number, c) for c in contributions])
+    return row, contributions
+
+
+def _outcome(row: Any, replica: int) -> str:
+    """The state of a contribution; '' without one."""
+    if row.state == "collecting":
+        return "" if replica % 2 else "uploaded"
+    if row.state == "void":
+        return "refused" if replica == 1 else "late"
+    if row.number in (8, 9) and replica == 2:
+        return {8: "", 9: "late"}[row.number]
+    return "included"
+
+
+def _contribution(
+    row: Any, replica: Any, state: str, training: Training, at: datetime.datetime
+) -> Any:
     from runs import models
 
-    def event(after_s: float, kind: str, to: str, was: str, message: str, **more: Any) -> None:
-        models.Event.objects.create(
-            run=made,
+    is_open, number = row.state == "collecting", row.number
+    compute_s = 5.9 + replica.number * 0.12 + training.rng.random() * 0.3
+    seconds = (compute_s, 0.03, 0.09, max(0.1, 6.9 - compute_s), 0.16, 0.04, 0.05)
+    return models.Contribution(
+        round=row,
+        replica=replica,
+        incarnation=replica.incarnation,
+        state=state,
+        reason=REASONS.get(state, ""),
+        base_round=number - 1,
+        tokens=training.sync_every * training.per_step,
+        steps=training.sync_every,
+        weight=1.0,
+        loss=curve(number * training.sync_every),
+        norm=1.4 / math.sqrt(number) + training.rng.random() * 0.05,
+        update_norm=0.0 if is_open else 0.9 / math.sqrt(number),
+        cosine=None if is_open else 0.9 - 0.01 * number - 0.02 * replica.number,
+        size_bytes=1_950_208,
+        bytes_up=1_950_900,
+        bytes_down=0 if is_open else 5_850_624,
+        requests=11,
+        phases={} if is_open else dict(zip(PHASES, seconds, strict=True)),
+        started_at=at - datetime.timedelta(seconds=ROUND_S),
+        committed_at=None if is_open else at,
+    )
+
+
+def _events(run: Any, rows: list[Any], begun: datetime.datetime, reason: str) -> Iterator[Any]:
+    """Return the events of a run, not saved."""
+    from runs import models
+
+    state = run.state
+
+    def event(after_s: float, kind: str, to: str, was: str, message: str, **more: Any) -> Any:
+        return models.Event(
+            run=run,
             at=begun + datetime.timedelta(seconds=after_s),
             kind=kind,
             from_state=was,
@@ -277,19 +333,23 @@ def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, own
             **more,
         )
 
-    event(0, "run_state", "queued", "draft", "submitted", actor=owner)
+    yield event(0, "run_state", "queued", "draft", "submitted", actor=run.owner)
     if state == "queued":
         return
-    event(1, "run_state", "provisioning", "queued", "launching replicas")
+    yield event(1, "run_state", "provisioning", "queued", "launching replicas")
     for replica in rows[:8]:
-        event(3, "replica_state", "provisioning", "pending", "process started", replica=replica)
+        yield event(
+            3, "replica_state", "provisioning", "pending", "process started", replica=replica
+        )
     for replica in rows[:8]:
-        event(6, "replica_state", "computing", "provisioning", "first beat", replica=replica)
+        yield event(
+            6, "replica_state", "computing", "provisioning", "first heartbeat", replica=replica
+        )
     if state == "provisioning":
         return
-    event(8, "run_state", "running", "provisioning", "all replicas live")
-    if made.committed_rounds > 8:
-        event(
+    yield event(8, "run_state", "running", "provisioning", "all replicas live")
+    if run.committed_rounds > 8:
+        yield event(
             46,
             "round",
             "void",
@@ -298,7 +358,7 @@ def _events(made: Any, rows: list[Any], begun: Any, state: str, reason: str, own
             level="warning",
         )
     if state not in ("running", "provisioning"):
-        event(
+        yield event(
             90,
             "run_state",
             state,
@@ -313,7 +373,7 @@ def digest(text: str) -> str:
 
 
 def curve(step: float) -> float:
-    """A loss that falls from ln 256 as a small model's does."""
+    """The loss of a small byte-level model, which starts at ln 256."""
     return 2.02 + (math.log(256) - 2.02) * math.exp(-step / 90) + 0.5 * math.exp(-step / 600)
 
 
@@ -325,7 +385,10 @@ def group_settings(**changes: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Users admin, olga (operator) and vera (viewer), and a list of runs in all states."""
+    """Create the users admin, olga (operator) and vera (viewer), and runs.
+
+    The argument ``many`` adds runs in all states; ``none`` creates users only.
+    """
     import os
     import sys
 
@@ -337,7 +400,7 @@ def main() -> None:
 
     call_command("migrate", verbosity=0)
     many = "many" in sys.argv
-    admin, olga = user("admin", "admin"), user("olga", "operator")
+    admin, operator_user = user("admin", "admin"), user("olga", "operator")
     user("vera", "viewer")
     admin.is_superuser = True
     admin.save()
@@ -345,7 +408,7 @@ def main() -> None:
         return
     if many:
         run(
-            olga,
+            operator_user,
             name="Nightly sweep of the small model",
             state="succeeded",
             committed=20,
@@ -357,10 +420,10 @@ def main() -> None:
             state="failed",
             committed=0,
             age_s=7000,
-            reason="cannot write in s3://nobody/here: AccessDenied",
+            reason="cannot write in s3://missing/here: AccessDenied",
         )
         run(
-            olga,
+            operator_user,
             name="Cancelled early",
             state="cancelled",
             committed=3,
@@ -368,8 +431,8 @@ def main() -> None:
             reason="stopped by olga",
         )
         run(
-            olga,
-            name="A run whose name somebody made very long indeed, to see what the page does",
+            operator_user,
+            name="A run with a very long name that shows how the page wraps and truncates it",
             state="degraded",
             committed=240,
             total_rounds=400,
@@ -378,20 +441,20 @@ def main() -> None:
             reason="live 23 < target 24: replica 23 is lost",
         )
         run(
-            olga,
+            operator_user,
             name="Waiting for a worker",
             state="queued",
             committed=0,
             reason="waiting for a worker",
         )
         run(
-            olga,
+            operator_user,
             name="Just launched",
             state="provisioning",
             committed=0,
             reason="launching replicas",
         )
-    run(olga, name="Local demo", reason="all 4 replicas live")
+    run(operator_user, name="Local demo", reason="all 4 replicas live")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Runs on several backends, as :mod:`tests.browser.seed` makes runs: pools in all conditions, and
-attempts that ended for every reason."""
+"""Runs on several backends: pools in all breaker states, and attempts with all causes.
+
+Extends the runs of :mod:`tests.browser.seed`.
+"""
 
 from __future__ import annotations
 
@@ -31,51 +33,57 @@ CAUSES = (
 
 
 def mixed(owner: Any, **options: Any) -> Any:
-    """A run of olga's on five backends: one waits for a person, one is left alone for a while."""
+    """A run on five backends: one pool requires intervention, one has an open circuit breaker."""
     from runs import models
 
-    made = seed.run(
+    run = seed.run(
         owner, **({"name": "Five backends", "replicas": 10, "state": "degraded"} | options)
     )
     now = datetime.datetime.now(datetime.UTC)
-    replicas = list(made.replicas.order_by("number"))
-    first = made.pools.get()
-    for place, (backend, hardware, region, spot, price, count) in enumerate(POOLS):
+    replicas = list(run.replicas.order_by("number"))
+    first = run.pools.get()
+    for index, (backend, hardware, region, spot, price, count) in enumerate(POOLS):
         fields = {
-            "backend": backend, "hardware": hardware, "region": region, "spot": spot,
-            "price_usd_h": price, "count": count,
-        }  # fmt: skip
-        if place == 0:
+            "backend": backend,
+            "hardware": hardware,
+            "region": region,
+            "spot": spot,
+            "price_usd_h": price,
+            "count": count,
+        }
+        if index == 0:
             models.ReplicaPool.objects.filter(pk=first.pk).update(**fields)
             pool = first
         else:
-            pool = models.ReplicaPool.objects.create(run=made, **fields)
-        mine, replicas = replicas[:count], replicas[count:]
-        for replica in mine:
+            pool = models.ReplicaPool.objects.create(run=run, **fields)
+        members, replicas = replicas[:count], replicas[count:]
+        for replica in members:
             models.Replica.objects.filter(pk=replica.pk).update(pool=pool)
             attempts(replica, backend=backend, price=price, earlier=replica.number % 4, now=now)
-    models.ReplicaPool.objects.filter(run=made, backend="modal").update(
-        needs_person=True, failures=1, trouble=QUOTA
+    models.ReplicaPool.objects.filter(run=run, backend="modal").update(
+        requires_intervention=True, failures=1, last_error=QUOTA
     )
-    models.ReplicaPool.objects.filter(run=made, backend="kubernetes").update(
-        failures=4, closed_until=now + datetime.timedelta(seconds=95), trouble=DOWN
+    models.ReplicaPool.objects.filter(run=run, backend="kubernetes").update(
+        failures=4, open_until=now + datetime.timedelta(seconds=95), last_error=DOWN
     )
-    models.Run.objects.filter(pk=made.pk).update(cost_usd=12.3456, budget_usd=15.0)
-    waiting = models.Replica.objects.filter(run=made, pool__backend="kubernetes")
+    models.Run.objects.filter(pk=run.pk).update(cost_usd=12.3456, budget_usd=15.0)
+    waiting = models.Replica.objects.filter(run=run, pool__backend="kubernetes")
     waiting.update(state="restarting", state_reason=f"restart 2 of 3 in 8 s, after: {DOWN}")
-    made.refresh_from_db()
-    return made
+    run.refresh_from_db()
+    return run
 
 
 def attempts(replica: Any, *, backend: str, price: float | None, earlier: int, now: Any) -> None:
-    """``earlier`` attempts that ended, and one that runs."""
+    """Create ``earlier`` ended attempts and a running one."""
     from runs import models
 
     for number in range(1, earlier + 2):
-        runs = number == earlier + 1
+        is_running = number == earlier + 1
         began = now - datetime.timedelta(minutes=47 * (earlier + 2 - number))
-        ended = None if runs else began + datetime.timedelta(minutes=44)
-        cause, exit_code, message = ("", None, "") if runs else CAUSES[(number - 1) % len(CAUSES)]
+        ended = None if is_running else began + datetime.timedelta(minutes=44)
+        cause, exit_code, message = (
+            ("", None, "") if is_running else CAUSES[(number - 1) % len(CAUSES)]
+        )
         hours = ((ended or now) - began).total_seconds() / 3600
         models.ReplicaAttempt.objects.create(
             replica=replica,

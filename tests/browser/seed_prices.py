@@ -1,4 +1,4 @@
-"""Runs of :mod:`tests.browser.seed` whose machines cost something."""
+"""Adds costs to runs of :mod:`tests.browser.seed`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def priced(run: Any, usd_h: float, *, backend: str = "modal") -> Any:
-    """One attempt of each replica, from the first step to the run's end."""
+    """Create an attempt for each replica, from the first step to the end of the run."""
     from runs import models
 
     models.ReplicaPool.objects.filter(run=run).update(price_usd_h=usd_h, backend=backend)

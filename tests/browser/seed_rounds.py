@@ -1,5 +1,4 @@
-"""Rounds in which somebody was late or healing, and fragments that are exchanged in turn, for a run
-that :mod:`tests.browser.seed` has made."""
+"""Late and healing replicas, and fragments, for runs of :mod:`tests.browser.seed`."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 def late_and_healing(
     run: Any, *, late: tuple[int, int] = (9, 2), healing: Any = ((6, 3), (7, 3))
 ) -> Any:
-    """(round, replica): one that was late by 2.4 s, some who were catching up."""
+    """Add a contribution that is 2.4 s late, and healing replicas, given as (round, replica)."""
     from django.db import transaction
 
     from runs.metrics import round_strips
@@ -39,7 +38,7 @@ def late_and_healing(
 
 
 def fragments(run: Any, parts: int = 4) -> Any:
-    """Its rounds exchanged ``parts`` fragments in turn."""
+    """Distribute the rounds over ``parts`` fragments in turn."""
     from django.db.models import F
 
     run.group_settings = run.group_settings | {"num_fragments": parts}

@@ -1,5 +1,4 @@
-"""What replicas used, the checkpoints they left and what they said when they broke, for a run that
-:mod:`tests.browser.seed` has made."""
+"""Resource usage, checkpoints and tracebacks for runs of :mod:`tests.browser.seed`."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ EVERY = 8  # steps of a segment
 
 
 def used(run: Any, *, gpu: bool = True) -> Any:
-    """Curves of memory, processor, GPU and the bucket, of each replica at steps of its own."""
+    """Add series of memory, CPU, GPU and bandwidth. Each replica has different steps."""
     from runs.metrics.blocks import Points
     from runs.metrics.downsampling import add_points
     from runs.metrics.system_series import NEWEST
@@ -29,7 +28,7 @@ def used(run: Any, *, gpu: bool = True) -> Any:
         last = int(replica.step)
         segments = list(range(1 + replica.number % EVERY, last, EVERY))
         rounds = list(range(40, last, 40))
-        found = {
+        series = {
             "rss_bytes": (segments, lambda s, n: 2.1e9 + 4e6 * n + 3e8 * (1 - math.exp(-s / 90))),
             "cpu_cores": (segments, lambda s, n: 1.4 + 0.1 * n + 0.3 * math.sin(s / 11)),
             "grad_norm": (range(1, last), lambda s, n: 1.2 + 0.4 * math.sin(s / 5 + n)),
@@ -40,13 +39,13 @@ def used(run: Any, *, gpu: bool = True) -> Any:
             "down_bytes_per_s": (rounds, lambda s, n: 4e7 + 3e6 * n),
         }
         if gpu:
-            found |= {
+            series |= {
                 "gpu_busy": (segments, lambda s, n: min(1.0, 0.8 + 0.04 * n + 0.1 * math.sin(s))),
                 "gpu_memory_bytes": (segments, lambda s, n: 5.4e10 + 1e9 * n),
             }
         begun = run.first_step_at.timestamp()
         points = {}
-        for name, (steps, of) in found.items():
+        for name, (steps, of) in series.items():
             points[name] = Points.of(
                 step=list(steps),
                 round=[s // 40 + 1 for s in steps],
@@ -60,21 +59,26 @@ def used(run: Any, *, gpu: bool = True) -> Any:
     return run
 
 
-SAMPLE = {
-    "round": 20, "prompt": "def ", "temperature": 0.7, "seed": 0, "whole": True,
-    "text": """test_count(self):
+SAMPLE_TEXT = """test_count(self):
         self.assertEqual(self.count('<b>a & b</b>'), 2)
 
-    def test_a_name_that_is_long(self):
+    def test_long_name(self):
         with self.assertRaises(TypeError) as cm:
-            """ + "self." * 40 + "\n",
-}  # fmt: skip
+            """
+SAMPLE = {
+    "round": 20,
+    "prompt": "def ",
+    "temperature": 0.7,
+    "seed": 0,
+    "whole": True,
+    "text": SAMPLE_TEXT + "self." * 40 + "\n",
+}
 
 
 def checkpoints(
     run: Any, *rounds: int, final: bool = False, sample: dict[str, Any] | None = None
 ) -> Any:
-    """Rows of the table; their objects are not there."""
+    """Create checkpoint rows without objects."""
     from runs.models import Checkpoint
 
     for number in rounds:
@@ -100,8 +104,8 @@ def checkpoints(
     return run
 
 
-def broke(run: Any, number: int) -> None:
-    """A replica's own account of how it failed."""
+def add_traceback(run: Any, number: int) -> None:
+    """Add a traceback to the log of replica ``number``."""
     from runs.models import LogLine
 
     replica = run.replicas.get(number=number)

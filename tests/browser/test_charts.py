@@ -1,4 +1,4 @@
-"""Charts in a browser: a window is re-sampled, extremes stay, the address holds the view."""
+"""Charts: zooming samples again, extremes are kept, and the address holds the view."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ add_points(run, run.replicas.get(number=0), {{"loss": points}}, key="step")
 
 @pytest.fixture(scope="module")
 def long(site: Site) -> str:
-    """A run of one replica with 40,000 losses, one of them a spike and one not a number."""
+    """A run of one replica with 40,000 losses, among them one spike and one NaN."""
     run = site.seed("name='Long', committed=3, replicas=1")
     site.python(LONG.format(run=run))
     return run
@@ -39,7 +39,7 @@ def badge(page: Page) -> str:
 
 
 def zoom(page: Page, begin: float, end: float) -> None:
-    """Drag over a part of the loss chart."""
+    """Drag over the loss chart; ``begin`` and ``end`` are fractions of its width."""
     box = page.locator('[data-plot="loss"] .u-over').bounding_box()
     assert box is not None
     y = box["y"] + box["height"] / 2
@@ -49,10 +49,10 @@ def zoom(page: Page, begin: float, end: float) -> None:
     page.mouse.up()
 
 
-def test_a_drag_asks_the_server_for_more_points(window: Window, long: str) -> None:
+def test_drag_requests_more_points(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     note = page.locator('[data-plot="loss"] [data-badge]')
-    expect(note).to_contain_text("of 40,004 points, extremes kept · 1 not a number")
+    expect(note).to_contain_text("of 40,004 points (extremes kept) · 1 NaN")
     window.shoot(page, "charts-long")
     with page.expect_response(lambda r: "series.json" in r.url and "from=" in r.url):
         zoom(page, 0.3, 0.31)
@@ -67,7 +67,7 @@ def test_a_drag_asks_the_server_for_more_points(window: Window, long: str) -> No
     assert "from=" not in page.url
 
 
-def test_back_goes_through_the_windows(window: Window, long: str) -> None:
+def test_back_restores_earlier_zooms(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     note = page.locator('[data-plot="loss"] [data-badge]')
     expect(note).to_contain_text("of 40,004")
@@ -84,7 +84,7 @@ def test_back_goes_through_the_windows(window: Window, long: str) -> None:
     expect(note).to_contain_text("of 40,004")
 
 
-def test_a_spike_is_in_the_table_and_outliers_can_be_clipped(window: Window, long: str) -> None:
+def test_spike_is_exported_and_outliers_can_be_clipped(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     expect(page.locator('[data-plot="loss"] [data-badge]')).to_contain_text("of 40,004")
     page.get_by_role("button", name="Clip outliers").click()
@@ -101,7 +101,7 @@ def test_a_spike_is_in_the_table_and_outliers_can_be_clipped(window: Window, lon
     assert "12345,9," in text
 
 
-def test_every_axis_draws_and_charts_have_their_tables(window: Window, site: Site) -> None:
+def test_every_axis_draws_and_every_chart_has_a_table(window: Window, site: Site) -> None:
     run = site.seed("name='Axes', committed=12")
     page = window.open(f"/runs/{run}/")
     for name in ("Round", "Tokens", "Time", "Relative", "Step"):
@@ -122,20 +122,20 @@ def test_crosshairs_move_together(window: Window, site: Site) -> None:
     loss = page.locator('[data-plot="loss"]')
     expect(loss.locator(".u-wrap canvas")).to_be_visible()
     expect(page.locator('[data-plot="norm"] canvas').first).to_be_visible()
-    at_the_end = page.locator('[data-plot="norm"] [data-id="norm"] output').inner_text()
+    at_end = page.locator('[data-plot="norm"] [data-id="norm"] output').inner_text()
     loss.locator(".u-over").hover(position={"x": 200, "y": 100})
-    expect(page.locator('[data-plot="norm"] [data-id="norm"] output')).not_to_have_text(at_the_end)
+    expect(page.locator('[data-plot="norm"] [data-id="norm"] output')).not_to_have_text(at_end)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_timeline_zooms_on_time_alone(window: Window, site: Site, scheme: str) -> None:
+def test_timeline_zooms_on_time_only(window: Window, site: Site, scheme: str) -> None:
     run = site.seed("name='When', committed=12")
     page = window.open(f"/runs/{run}/?tab=timeline", scheme=scheme)
     note = page.locator("[data-timeline] [data-badge]")
     expect(note).to_contain_text("47 bars")
     expect(note).to_contain_text("critical path: replica 3")
     page.locator("[data-timeline] canvas").first.hover(position={"x": 300, "y": 60})
-    expect(page.locator("[data-timeline] [data-say]")).to_contain_text("Replica 1 at")
+    expect(page.locator("[data-timeline] [data-announce]")).to_contain_text("Replica 1 at")
     window.shoot(page, f"timeline-{scheme}")
     for _ in range(2):
         page.get_by_role("button", name="Closer").click()
@@ -147,35 +147,35 @@ def test_the_timeline_zooms_on_time_alone(window: Window, site: Site, scheme: st
     expect(note).to_contain_text("47 bars")
 
 
-def test_the_timeline_by_keyboard(window: Window, site: Site) -> None:
+def test_timeline_by_keyboard(window: Window, site: Site) -> None:
     run = site.seed("name='Keys', committed=12")
     page = window.open(f"/runs/{run}/?tab=timeline")
     expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("47 bars")
     page.locator("[data-timeline] [data-chart]").focus()
     page.keyboard.press("ArrowDown")
-    expect(page.locator("[data-timeline] [data-say]")).to_contain_text("Replica 0 at")
+    expect(page.locator("[data-timeline] [data-announce]")).to_contain_text("Replica 0 at")
     page.keyboard.press("+")
     expect(page.locator("[data-timeline] [data-badge]")).not_to_contain_text("47 bars")
     page.keyboard.press("Enter")
     expect(page.locator("[data-round-detail]")).to_be_visible()
 
 
-def test_many_replicas_and_rounds_are_rasters(window: Window, site: Site) -> None:
+def test_many_replicas_and_rounds_are_drawn_as_rasters(window: Window, site: Site) -> None:
     run = site.seed("name='Wide', committed=150, total_rounds=150, replicas=40, sync_every=2")
     page = window.open(f"/runs/{run}/?tab=timeline")
     expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("raster of")
     window.shoot(page, "timeline-raster")
     page.get_by_role("link", name="Rounds", exact=True).click()
     heat = page.locator('[data-heatmap="large"]')
-    expect(heat.locator(".heat-say")).to_contain_text("150 of 150 rounds committed")
+    expect(heat.locator(".heat-announce")).to_contain_text("150 of 150 rounds committed")
     heat.get_by_role("button", name="All rounds").click()
     window.shoot(page, "heatmap-raster")
     heat.locator("canvas").first.focus()
     page.keyboard.press("ArrowRight")
-    expect(heat.locator(".heat-say")).to_contain_text("Round 1, replica 0: included")
+    expect(heat.locator(".heat-announce")).to_contain_text("Round 1, replica 0: included")
 
 
-def test_rounds_that_a_snapshot_leaves_out_are_fetched(window: Window, site: Site) -> None:
+def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> None:
     run = site.seed("name='Older', committed=12")
     page = window.open("/")
     page.route(
@@ -193,10 +193,10 @@ def test_rounds_that_a_snapshot_leaves_out_are_fetched(window: Window, site: Sit
     for _ in range(4):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    expect(heat.locator(".heat-say")).to_contain_text("Round 5, replica 1: refused")
+    expect(heat.locator(".heat-announce")).to_contain_text("Round 5, replica 1: refused")
     page.keyboard.press("Enter")
     detail = page.locator("[data-round-detail]")
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
     expect(detail).to_contain_text("expected crc32 5d01c2aa in block 3")
-    detail.get_by_role("button", name="Round before").click()
+    detail.get_by_role("button", name="Previous round").click()
     expect(detail.get_by_role("heading", name="Round 4")).to_be_visible()

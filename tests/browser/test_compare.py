@@ -1,4 +1,4 @@
-"""Runs beside each other in a browser."""
+"""The comparison of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.browser.conftest import Site, Window
 pytestmark = pytest.mark.browser
 
 OLGA = "from tests.browser.seed_prices import priced\nolga = seed.user('olga', 'operator')\n"
-LONG = "H 80 with a name that somebody made very long indeed"
+LONG = "H 80 with a very long name that the table truncates"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def twenty(site: Site) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (360, "light")])
-def test_how_it_looks(window: Window, three: str, width: int, scheme: str) -> None:
+def test_layout(window: Window, three: str, width: int, scheme: str) -> None:
     page = window.open(f"/compare?ids={three}", width=width, scheme=scheme)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.wait_for_timeout(150)
@@ -41,7 +41,7 @@ def test_how_it_looks(window: Window, three: str, width: int, scheme: str) -> No
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_twenty_and_none_and_one(window: Window, twenty: str) -> None:
+def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:
     page = window.open(f"/compare?ids={twenty}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     assert page.locator("[data-legend] button").count() == 20
@@ -53,20 +53,20 @@ def test_twenty_and_none_and_one(window: Window, twenty: str) -> None:
     window.shoot(page, "compare-one")
 
 
-def test_axes_series_and_baseline_are_in_the_address(window: Window, three: str) -> None:
+def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> None:
     page = window.open(f"/compare?ids={three}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
-    page.get_by_role("button", name="Money").click()
-    expect(page.get_by_text("Not shown: Local (a price is not known)")).to_be_visible()
+    page.get_by_role("button", name="Cost").click()
+    expect(page.get_by_text("Not shown: Local (unknown price)")).to_be_visible()
     assert page.locator("[data-legend] button").count() == 2
     page.get_by_role("button", name="Training").click()
     assert "x=money" in page.url and "series=loss" in page.url
     window.shoot(page, "compare-money", full=False)
     page.get_by_role("link", name="Make Local the baseline").click()
-    expect(page.get_by_text("Differences are to the baseline, Local")).to_be_visible()
+    expect(page.get_by_text("Differences from the baseline, Local")).to_be_visible()
     assert "x=money" in page.url
     page.get_by_role("button", name="Wall time").click()
-    page.get_by_role("button", name="Table").click()
+    page.get_by_role("button", name="Table", exact=True).click()
     expect(
         page.locator("[data-chart-table] th", has_text="time since the first step")
     ).to_be_visible()
@@ -76,9 +76,9 @@ def test_axes_series_and_baseline_are_in_the_address(window: Window, three: str)
     ).to_be_visible()
 
 
-def test_keys_read_the_chart(window: Window, three: str) -> None:
+def test_arrow_keys_read_the_chart(window: Window, three: str) -> None:
     page = window.open(f"/compare?ids={three}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart]").focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator("[data-say]")).to_contain_text("0: H 40, as last week 6.095")
+    expect(page.locator("[data-announce]")).to_contain_text("0: H 40, as last week 6.095")

@@ -1,6 +1,6 @@
-"""The whole thing as a person uses it: sign in, submit the form, watch the curve grow, stop.
+"""The full path of a user: sign in, submit the form, watch the curve grow, stop the run.
 
-A real server with broker, worker and beat, and real replica processes that train.
+Uses a real server with broker, worker and beat, and replica processes that train.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.browser.conftest import Window
 if TYPE_CHECKING:
     from tests.stack import LiveStack
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes]
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.slow(minutes=1)]
 
 MINUTE_MS = 60_000
 
@@ -26,30 +26,30 @@ MINUTE_MS = 60_000
 def window(browser: Browser, live_stack: LiveStack) -> Iterator[Window]:
     from tests.stack import PASSWORD
 
-    made = Window(
+    window = Window(
         browser=browser, url=live_stack.url.rstrip("/"), name="end-to-end", password=PASSWORD
     )
-    yield made
-    made.close()
-    assert made.errors == []
+    yield window
+    window.close()
+    assert window.errors == []
 
 
 def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     page = window.open("/runs/new", user="operator")
-    page.get_by_label("Name").fill("From the form")
+    page.get_by_label("Name", exact=True).fill("From the form")
     page.get_by_role("radio", name="demo").check()
     page.get_by_role("spinbutton", name="Replicas").fill("2")
     page.get_by_label("Local steps (H)").fill("10")
     page.get_by_label("Rounds", exact=True).fill("500")
     page.get_by_label("Batch size").fill("2")
-    page.get_by_label("Warm-up").fill("10")
+    page.get_by_label("Warm-up", exact=True).fill("10")
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("From the form")
-    expect(page.get_by_text("On the way to the first round")).to_be_visible()
+    expect(page.get_by_text("Starting up")).to_be_visible()
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     window.shoot(page, "end-to-end-launched")
 
-    # Everything below happens on this page, without a reload.
+    # The following happens on this page without a reload.
     state = page.locator('[data-s="state"]')
     expect(state).to_have_text("running", timeout=2 * MINUTE_MS)
     committed = page.locator('[data-s="rounds"]')
@@ -76,20 +76,20 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     expect(ended).to_have_count(2, timeout=MINUTE_MS)
     window.shoot(page, "end-to-end-stopped")
 
-    # What its replicas used of this machine was measured, and its weights can be had.
+    # System usage was measured, and the weights can be downloaded.
     page.get_by_role("link", name="System").click()
     for name, unit in (("memory", " MB"), ("cpu", "."), ("up", "B/s"), ("bytes_down", "B")):
         value = page.locator(f'[data-panel="system"] [data-plot="{name}"] [data-id="r0"] output')
         expect(value).to_contain_text(unit)
         expect(value).to_contain_text(re.compile(r"[1-9]"))
-    nothing = page.locator('[data-plot="gpu"] [data-chart]')
-    expect(nothing).to_have_attribute("data-empty", "No replica has told of a GPU")
+    gpu = page.locator('[data-plot="gpu"] [data-chart]')
+    expect(gpu).to_have_attribute("data-empty", "No replica has reported a GPU")
     window.shoot(page, "end-to-end-system")
     page.get_by_role("link", name="Checkpoints").click()
     final = page.locator("table.checkpoints tbody tr", has_text="Final")
-    with page.expect_download() as found:
+    with page.expect_download() as download:
         final.get_by_role("link", name="Download").click()
-    assert found.value.path().stat().st_size > 1_000_000
+    assert download.value.path().stat().st_size > 1_000_000
     window.shoot(page, "end-to-end-checkpoints")
     page.get_by_role("link", name="Replicas", exact=True).click()
     page.get_by_role("link", name="Replica 1").last.click()
@@ -98,7 +98,7 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     window.shoot(page, "end-to-end-replica")
     page.go_back()
 
-    # The group's settings are those of the form, from now on as values.
+    # The group settings equal the form and are read-only.
     page.get_by_role("link", name="Settings").click()
     panel = page.get_by_role("region", name="Settings")
     expect(

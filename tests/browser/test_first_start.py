@@ -1,4 +1,4 @@
-"""A server nobody has used: the first administrator, then the first page."""
+"""A new server: creation of the first administrator, then the first page."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Window, serving
+from tests.browser.conftest import Window, running_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
 
 
-def test_from_nothing_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
-    with serving(tmp_path, valkey) as site:
+def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
+    with running_site(tmp_path, valkey) as site:
         window = Window(browser=browser, url=site.url, name="first-start")
         page = window.open("/", user=None)
         expect(page.get_by_role("heading", level=1)).to_have_text("Welcome to Archipelago")
-        expect(page.get_by_label("Set-up token")).to_be_empty()
+        expect(page.get_by_label("Setup token")).to_be_empty()
         token = next(tmp_path.rglob("setup_token")).read_text()
         page.goto(f"{site.url}/setup?token={token}")
-        expect(page.get_by_label("Set-up token")).to_have_value(token)
+        expect(page.get_by_label("Setup token")).to_have_value(token)
         window.shoot(page, "first-start")
         page.get_by_label("Username").fill("ada")
         page.get_by_label("Password", exact=True).fill("lagoon-and-reef")
-        page.get_by_label("Password again").fill("lagoon-and-reef")
+        page.get_by_label("Repeat password").fill("lagoon-and-reef")
         page.get_by_role("button", name="Create administrator").click()
         expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
         window.shoot(page, "no-runs")
         page.get_by_role("link", name="Local demo").click()
-        expect(page.get_by_label("Name")).to_have_value("Local demo")
+        expect(page.get_by_label("Name", exact=True)).to_have_value("Local demo")
         expect(page.get_by_role("button", name="Launch")).to_be_enabled()
         window.close()
         assert window.errors == []

@@ -1,8 +1,9 @@
-"""Pools and replicas of a run in a browser: what is shown, what is live, what operators do."""
+"""Pools and replicas of a run: their tables, live updates, and the actions of operators."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import pytest
@@ -27,29 +28,29 @@ def fleet(window: Window, run: str, query: str = "", **options: Any) -> Page:
     return page
 
 
-def test_pools_say_where_at_what_price_and_what_is_wrong(window: Window, run: str) -> None:
+def test_pools_show_region_price_and_last_error(window: Window, run: str) -> None:
     page = fleet(window, run)
     modal = page.locator("table.pools tbody tr", has_text="Modal H100").first
-    for text in ("us-east", "3 of 3", "$3.95/h", "needs somebody"):
+    for text in ("us-east", "3 of 3", "$3.95/h", "Action required"):
         expect(modal).to_contain_text(text)
     expect(page.locator("table.pools")).to_contain_text("exceeded your current quota of 2 GPUs")
-    expect(page.locator("table.pools")).to_contain_text("Nothing is launched here until somebody")
-    alone = page.locator("table.pools tbody tr", has_text="Kubernetes gpu").first
-    expect(alone).to_contain_text("left alone")
+    expect(page.locator("table.pools")).to_contain_text("Nothing is launched in this pool")
+    paused = page.locator("table.pools tbody tr", has_text="Kubernetes gpu").first
+    expect(paused).to_contain_text("Paused after failures")
     expect(page.locator("table.pools")).to_contain_text("unknown")
     expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
     expect(page.locator('[data-s="budget"]')).to_have_text("of $15.00 budget")
 
 
-def test_on_other_tabs_a_pool_in_trouble_is_said_above(window: Window, run: str) -> None:
+def test_blocked_pool_has_a_banner_on_other_tabs(window: Window, run: str) -> None:
     page = window.open(f"/runs/{run}/")
     banner = page.locator("[data-trouble] .banner").first
-    expect(banner).to_contain_text("Modal H100 launches nothing until somebody acts")
-    banner.get_by_role("link", name="What to do").click()
+    expect(banner).to_contain_text("Modal H100 is blocked")
+    banner.get_by_role("link", name="Details").click()
     expect(page.locator("table.pools")).to_be_visible()
 
 
-def test_replicas_stand_by_pool_and_a_pool_can_be_looked_at_alone(window: Window, run: str) -> None:
+def test_replicas_are_grouped_and_filtered_by_pool(window: Window, run: str) -> None:
     page = fleet(window, run)
     table = page.locator('[data-replicas="long"] table')
     expect(table.locator("tr.group")).to_have_count(5)
@@ -65,30 +66,30 @@ def test_replicas_stand_by_pool_and_a_pool_can_be_looked_at_alone(window: Window
     assert "pool=" not in again.url
 
 
-def test_deltas_move_the_new_columns(window: Window, run: str, site: Site) -> None:
+def test_deltas_update_costs_and_deadlines(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     rows = site.python(
         "import json\nfrom runs.queries import fleet\nfrom runs.models import Run\n"
         f"run = Run.objects.get(pk='{run}')\n"
         "print(json.dumps([fleet.pool_rows(run), fleet.replica_rows(run)]))"
     )
-    import json
-
     pools, replicas = json.loads(rows)
     modal = next(p for p in pools if p["backend"] == "modal")
     modal |= {"wanted": 8, "cost_usd": 99.5}
     modal["breaker"] = {
-        "state": "ok",
+        "state": "healthy",
         "failures": 0,
-        "closed_until": None,
-        "trouble": "",
+        "open_until": None,
+        "last_error": "",
         "advice": "",
     }
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=5, seconds=30)
     replicas[3] |= {
-        "attempt": 77, "backend_state": "Scheduling", "deadline_at": later.isoformat(),
+        "attempt": 77,
+        "backend_state": "Scheduling",
+        "deadline_at": later.isoformat(),
         "cost_usd": 41.25,
-    }  # fmt: skip
+    }
     header = {"cost_usd": 14.99, "cost_known": True}
     site.publish(run, run=header, pools=pools, replicas=replicas)
     tr = page.locator("table.pools tbody tr", has_text="Modal H100").first
@@ -104,21 +105,19 @@ def test_deltas_move_the_new_columns(window: Window, run: str, site: Site) -> No
     expect(page.locator('[data-s="cost"]')).to_have_text("$14.99")
 
 
-def test_a_replica_is_stopped_from_the_table_after_saying_what_follows(
-    window: Window, run: str, site: Site
-) -> None:
+def test_stop_dialog_shows_the_consequences_and_stops(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     page.get_by_role("button", name="Stop replica 3").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("8 replicas will be left at work, with a quorum of 1")
-    expect(dialog.get_by_role("radio", name="Let it finish first")).to_be_checked()
+    expect(dialog).to_contain_text("8 replicas remain, with a quorum of 1")
+    expect(dialog.get_by_role("radio", name="Drain")).to_be_checked()
     window.shoot(page, "stop-replica", full=False)
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
     page.get_by_role("button", name="Stop replica 3").click()
-    dialog.get_by_role("radio", name="End its job now").check()
+    dialog.get_by_role("radio", name="Cancel its job now").check()
     dialog.get_by_role("button", name="Stop replica 3").click()
-    expect(page.get_by_role("status").filter(has_text="Replica 3: told to leave")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="Replica 3: stopping")).to_be_visible()
     state = (
         "from runs.models import Replica\n"
         f"r = Replica.objects.get(run='{run}', number=3); print(r.state, bool(r.cancel_at))"
@@ -126,9 +125,7 @@ def test_a_replica_is_stopped_from_the_table_after_saying_what_follows(
     assert site.python(state) == "draining True"
 
 
-def test_below_the_quorum_the_dialog_says_that_the_run_will_stall(
-    window: Window, run: str, site: Site
-) -> None:
+def test_stop_dialog_warns_below_the_quorum(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     site.publish(run, run={"live": 4, "quorum": 4})
     expect(page.locator('[data-s="live"]')).to_have_text("4")
@@ -136,7 +133,7 @@ def test_below_the_quorum_the_dialog_says_that_the_run_will_stall(
     expect(page.get_by_role("dialog")).to_contain_text("Live 3 < quorum 4: the run will stall")
 
 
-def test_a_pool_is_scaled_from_the_table(window: Window, run: str, site: Site) -> None:
+def test_pool_is_scaled_from_the_table(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     row = page.locator("table.pools tbody tr", has_text="Hugging Face Jobs").first
     row.get_by_role("button", name="Scale").click()
@@ -149,7 +146,7 @@ def test_a_pool_is_scaled_from_the_table(window: Window, run: str, site: Site) -
     expect(row).to_contain_text("of 3")
 
 
-def test_a_pool_is_added(window: Window, run: str) -> None:
+def test_pool_is_added(window: Window, run: str) -> None:
     page = fleet(window, run)
     page.get_by_role("link", name="Add a pool").click()
     page.get_by_label("Replicas").fill("2")
@@ -159,7 +156,7 @@ def test_a_pool_is_added(window: Window, run: str) -> None:
 
 
 @pytest.mark.parametrize("user", ["vera", "oscar"])
-def test_who_may_not_act_sees_no_buttons(window: Window, run: str, user: str) -> None:
+def test_users_without_permission_see_no_buttons(window: Window, run: str, user: str) -> None:
     page = fleet(window, run, user=user)
     expect(page.locator("table.pools")).to_contain_text("Modal H100")
     for name in ("Scale", "Stop replica 3", "Restart replica 3"):
@@ -167,16 +164,14 @@ def test_who_may_not_act_sees_no_buttons(window: Window, run: str, user: str) ->
     assert page.get_by_role("link", name="Add a pool").count() == 0
 
 
-def test_the_page_of_a_replica_shows_its_attempts_and_follows_the_run(
-    window: Window, run: str, site: Site
-) -> None:
+def test_replica_page_shows_attempts_and_live_state(window: Window, run: str, site: Site) -> None:
     page = fleet(window, run)
     page.get_by_role("link", name="Replica 3").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Replica 3")
     table = page.locator('[aria-labelledby="h-attempts"] table')
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(table).to_contain_text("OOMKilled: the container used more than its 24Gi")
-    expect(page.locator("[data-log-state]")).to_have_text("unknown")  # nobody listens there
+    expect(page.locator("[data-log-state]")).to_have_text("unknown")  # no backend answers
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     site.python(
         "from runs.models import Replica\n"
@@ -188,13 +183,13 @@ def test_the_page_of_a_replica_shows_its_attempts_and_follows_the_run(
     expect(page.locator("[data-shown]")).to_have_text("2")
 
 
-def test_a_replica_is_restarted_from_its_page(window: Window, run: str) -> None:
+def test_replica_is_restarted_from_its_page(window: Window, run: str) -> None:
     page = window.open(f"/runs/{run}/replicas/3/")
     page.get_by_role("button", name="Restart").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("launched again as a new attempt")
     dialog.get_by_role("button", name="Restart replica 3").click()
-    expect(page.get_by_role("status").filter(has_text="will be launched again")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="restarting")).to_be_visible()
     expect(page.locator(".run-title .state")).to_have_text("restarting")
 
 
@@ -207,9 +202,7 @@ PAGES = {
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (800, "dark"), (360, "light")])
-def test_nothing_is_wider_than_the_window(
-    window: Window, run: str, name: str, width: int, scheme: str
-) -> None:
+def test_pages_fit_the_window(window: Window, run: str, name: str, width: int, scheme: str) -> None:
     page = window.open(PAGES[name].format(run), width=width, scheme=scheme)
     page.wait_for_load_state("load")
     page.wait_for_timeout(400)

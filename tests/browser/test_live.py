@@ -1,14 +1,15 @@
-"""The pages while a run goes on: deltas, the fall-back, charts, and what the address keeps."""
+"""Live pages: deltas, polling as the fallback, charts, and state in the address."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import REPOSITORY, Site, Window
+from tests.browser.conftest import NO_SHARED_WORKER, REPOSITORY, Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -24,17 +25,52 @@ def is_live(page: Page) -> None:
 
 def replica(**changes: Any) -> dict[str, Any]:
     row = {
-        "number": 0, "state": "uploading", "state_reason": "", "backend": "local",
-        "backend_state": "running", "beat_at": None, "beat_interval_s": 2.0, "round": 7,
-        "step": 300, "tokens": 300_000, "loss": 1.234, "tokens_per_s": 5000.0,
-        "wait_fraction": 0.05, "restarts": 0, "device": "cpu", "host": "h", "incarnation": "i",
-    }  # fmt: skip
+        "number": 0,
+        "state": "uploading",
+        "state_reason": "",
+        "backend": "local",
+        "backend_state": "running",
+        "beat_at": None,
+        "beat_interval_s": 2.0,
+        "round": 7,
+        "step": 300,
+        "tokens": 300_000,
+        "loss": 1.234,
+        "tokens_per_s": 5000.0,
+        "wait_fraction": 0.05,
+        "restarts": 0,
+        "device": "cpu",
+        "host": "h",
+        "incarnation": "i",
+    }
     return row | changes
 
 
-def test_a_delta_changes_what_it_names_and_leaves_the_rest_in_place(
-    window: Window, site: Site, demo: str
-) -> None:
+def test_only_late_data_has_an_age(window: Window, site: Site, demo: str) -> None:
+    """Replicas report every 15 s, so that younger data is up to date."""
+    page = window.open(f"/runs/{demo}/")
+    is_live(page)
+    now = datetime.now(UTC)
+    page.clock.set_fixed_time(now)
+    connection = page.locator("[data-conn]")
+
+    def seen(seconds: float, state: str = "running") -> None:
+        then = now - timedelta(seconds=seconds)
+        site.publish(demo, run={"last_seen_at": then.isoformat(), "state": state})
+
+    for seconds, state, text in (
+        (45, "running", "No data for 45 s"),
+        (25, "running", "Live"),
+        (100, "running", "No data for 1 min"),
+        (100, "paused", "Live"),
+    ):
+        seen(seconds, state)
+        expect(connection).to_have_text(text)
+        is_late = connection.get_attribute("data-late") is not None
+        assert is_late == (text != "Live")
+
+
+def test_delta_updates_values_and_keeps_elements(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     row = page.locator('[data-replicas="short"] tbody tr').first
@@ -43,12 +79,20 @@ def test_a_delta_changes_what_it_names_and_leaves_the_rest_in_place(
         demo,
         run={"committed_rounds": 7, "eval_loss": 1.111, "state": "degraded", "state_reason": "why"},
         replicas=[replica()],
-        events=[{
-            "id": 10**9, "at": "2026-01-01T00:00:00Z", "level": "warning", "kind": "x",
-            "replica": None, "actor": None, "from_state": "running", "to_state": "degraded",
-            "message": "one is missing",
-        }],
-    )  # fmt: skip
+        events=[
+            {
+                "id": 10**9,
+                "at": "2026-01-01T00:00:00Z",
+                "level": "warning",
+                "kind": "x",
+                "replica": None,
+                "actor": None,
+                "from_state": "running",
+                "to_state": "degraded",
+                "message": "one is missing",
+            }
+        ],
+    )
     expect(page.locator('[data-s="eval_loss"]')).to_have_text("1.111")
     expect(page.locator('[data-s="rounds"]')).to_have_text("7")
     expect(page.locator('[data-s="state"]')).to_have_text("degraded")
@@ -56,31 +100,40 @@ def test_a_delta_changes_what_it_names_and_leaves_the_rest_in_place(
     expect(row.locator('[data-c="loss"]')).to_have_text("1.234")
     expect(row.locator('[data-c="state"] .state')).to_have_text("uploading")
     expect(page.locator(".events li").first).to_contain_text("one is missing")
-    assert row.evaluate("node => node.mark === true"), "the row was made anew"
+    assert row.evaluate("node => node.mark === true"), "the row was replaced"
 
 
-def test_the_curve_grows_by_what_is_appended(window: Window, site: Site, demo: str) -> None:
+def test_curve_grows_with_new_points(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?smooth=0")
     is_live(page)
     value = page.locator('[data-plot="loss"] [data-id="r0"] output')
     expect(value).not_to_have_text("–")
-    for step in (252, 252, 253):  # one comes twice: the newest word on a step counts
+    for step in (252, 252, 253):  # a step sent twice has the newest value
         site.publish(
             demo,
-            points=[{
-                "series": "loss", "replica": 0, "step": [step], "round": [7],
-                "tokens": [step * 1024], "wall_s": [time.time()], "value": [step / 1000],
-                "total": step, "nonfinite": [],
-            }],
-        )  # fmt: skip
+            points=[
+                {
+                    "series": "loss",
+                    "replica": 0,
+                    "step": [step],
+                    "round": [7],
+                    "tokens": [step * 1024],
+                    "wall_s": [time.time()],
+                    "value": [step / 1000],
+                    "total": step,
+                    "nonfinite": [],
+                }
+            ],
+        )
     expect(value).to_have_text("0.253")
     page.get_by_role("button", name="Table").first.click()
     last = page.locator('[data-plot="loss"] [data-chart-table] tbody tr').last
     expect(last.locator("th")).to_have_text("253")
 
 
-def test_without_a_stream_the_page_polls_and_says_so(window: Window, site: Site, demo: str) -> None:
+def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) -> None:
     page = window.open("/")
+    page.add_init_script(NO_SHARED_WORKER)
     page.route("**/stream?*", lambda route: route.abort())
     page.goto(f"/runs/{demo}/")
     dot = page.locator("[data-conn]")
@@ -95,26 +148,36 @@ def test_without_a_stream_the_page_polls_and_says_so(window: Window, site: Site,
     window.errors.clear()  # the aborted requests
 
 
-def test_signed_out_elsewhere_is_said(window: Window, demo: str) -> None:
+def test_expired_session_shows_a_sign_in_link(window: Window, demo: str) -> None:
     page = window.open("/")
+    page.add_init_script(NO_SHARED_WORKER)
     page.route("**/stream?*", lambda route: route.abort())
     page.goto(f"/runs/{demo}/")
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "polling")
     page.context.clear_cookies()
-    # With the next of the polls, every 5 s.
+    # With the next poll; polls are 5 s apart.
     expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
     window.errors.clear()
 
 
-def test_the_list_updates_rows_and_offers_new_ones(window: Window, site: Site, demo: str) -> None:
+def test_list_updates_rows_and_offers_new_ones(window: Window, site: Site, demo: str) -> None:
     page = window.open("/")
     is_live(page)
     row = page.locator(f'[data-run="{demo}"]')
     header = {
-        "id": demo, "state": "stalled", "live": 2, "target": 4, "committed_rounds": 9,
-        "total_rounds": 20, "eval_loss": 1.5, "train_loss": 1.4, "tokens": 5, "tokens_per_s": 1.0,
-        "started_at": "2026-01-01T00:00:00Z", "ended_at": None,
-    }  # fmt: skip
+        "id": demo,
+        "state": "stalled",
+        "live": 2,
+        "target": 4,
+        "committed_rounds": 9,
+        "total_rounds": 20,
+        "eval_loss": 1.5,
+        "train_loss": 1.4,
+        "tokens": 5,
+        "tokens_per_s": 1.0,
+        "started_at": "2026-01-01T00:00:00Z",
+        "ended_at": None,
+    }
     site.publish(demo, run=header)
     expect(row.locator(".state")).to_have_text("stalled")
     expect(row.locator('[data-f="rounds"]')).to_have_text("9/20")
@@ -128,12 +191,12 @@ def test_the_list_updates_rows_and_offers_new_ones(window: Window, site: Site, d
     site.publish(new, run=header | {"id": new, "created_at": "2100-01-01T00:00:00Z"})
     pill = page.get_by_role("button", name="1 new")
     expect(pill).to_be_visible()
-    assert page.locator("[data-run]").count() == before, "rows moved by themselves"
+    assert page.locator("[data-run]").count() == before, "rows moved without a click"
     pill.click()
     expect(page.get_by_role("link", name="Brand new")).to_be_visible()
 
 
-def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: str) -> None:
+def test_address_keeps_axis_smoothing_and_tab(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     page.get_by_role("button", name="Tokens", exact=True).click()
@@ -156,25 +219,25 @@ def test_the_address_keeps_axis_smoothing_tab_and_round(window: Window, demo: st
     expect(page.get_by_role("region", name="Overview")).to_be_visible()
 
 
-def test_the_heatmap_by_keyboard(window: Window, demo: str) -> None:
+def test_heatmap_by_keyboard(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?tab=rounds")
     is_live(page)
     heat = page.locator('[data-heatmap="large"]')
     heat.locator("canvas").first.focus()
     page.keyboard.press("ArrowLeft")
-    expect(heat.locator(".heat-say")).to_contain_text("Round 7, replica 0: uploaded")
+    expect(heat.locator(".heat-announce")).to_contain_text("Round 7, replica 0: uploaded")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowDown")
-    expect(heat.locator(".heat-say")).to_contain_text("Round 6, replica 1: included")
+    expect(heat.locator(".heat-announce")).to_contain_text("Round 6, replica 1: included")
     page.keyboard.press("Enter")
     detail = page.locator("[data-round-detail]")
     expect(detail.get_by_role("heading", name="Round 6")).to_be_visible()
     assert "round=6" in page.url
-    detail.get_by_role("button", name="Round before").click()
+    detail.get_by_role("button", name="Previous round").click()
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
 
 
-def test_log_lines_of_all_and_of_one(window: Window, demo: str) -> None:
+def test_log_lines_are_filtered_by_replica(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?tab=logs")
     lines = page.locator("[data-lines] p")
     expect(lines).to_have_count(12)
@@ -190,13 +253,15 @@ def test_charts_by_keyboard(window: Window, demo: str) -> None:
     expect(chart.locator("canvas")).to_be_visible()
     chart.focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator('[data-plot="loss"] [data-say]')).to_contain_text("Evaluation")
+    expect(page.locator('[data-plot="loss"] [data-announce]')).to_contain_text("Evaluation")
     page.locator('[data-plot="goodput"] [data-chart]').focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator('[data-plot="goodput"] [data-say]')).to_contain_text("compute 8")
+    expect(page.locator('[data-plot="goodput"] [data-announce]')).to_contain_text("compute 8")
 
 
-def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: str) -> None:
+def test_stop_dialog_shows_the_consequences_and_stops(
+    window: Window, site: Site, demo: str
+) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     page.get_by_role("button", name="Stop", exact=True).click()
@@ -210,30 +275,31 @@ def test_stop_says_what_will_follow_and_stops(window: Window, site: Site, demo: 
         page.get_by_role("button", name="Stop run").click()
     is_live(page)
     expect(page.locator('[data-s="state"]')).to_have_text("stopping")
-    page.get_by_role("button", name="Stop", exact=True).click()  # it takes too long
-    expect(page.get_by_role("radio", name="End the machines now")).to_be_checked()
+    page.get_by_role("button", name="Stop", exact=True).click()  # a second stop, by force
+    expect(page.get_by_role("radio", name="Stop the machines now")).to_be_checked()
     page.get_by_role("button", name="Stop run").click()
     expect(page.locator('[data-s="why"]')).to_have_text("stopped by force by olga")
 
 
 @pytest.mark.parametrize("user", ["vera", "oscar"])
-def test_who_may_not_stop_sees_no_button(window: Window, demo: str, user: str) -> None:
+def test_users_without_permission_see_no_stop_button(window: Window, demo: str, user: str) -> None:
     page = window.open(f"/runs/{demo}/", user=user)
     is_live(page)
     assert page.get_by_role("button", name="Stop").count() == 0
 
 
-def test_numbers_are_written_alike_by_server_and_browser(window: Window) -> None:
+def test_server_and_browser_format_numbers_alike(window: Window) -> None:
     from dashboard.presentation import formats
 
-    values = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5, 9_999, 10_000,
-              99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]  # fmt: skip
+    small = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5]
+    large = [9_999, 10_000, 99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]
+    values = small + large
     page = window.open("/")
     # Inside the bundle the functions have no names.
     source = (REPOSITORY / "static/js/lib/format.js").read_text().replace("export ", "")
     for name in ("count", "size", "loss", "duration", "age", "percent"):
-        found = page.evaluate(f"(values) => {{ {source}\n return values.map({name}); }}", values)
-        assert found == [getattr(formats, name)(value) for value in values], name
+        result = page.evaluate(f"(values) => {{ {source}\n return values.map({name}); }}", values)
+        assert result == [getattr(formats, name)(value) for value in values], name
 
 
 AXES = {
@@ -250,10 +316,10 @@ AXES = {
 }
 
 
-def test_no_two_ticks_of_an_axis_read_the_same(window: Window) -> None:
+def test_ticks_of_an_axis_have_distinct_labels(window: Window) -> None:
     page = window.open("/")
     source = (REPOSITORY / "static/js/lib/format.js").read_text().replace("export ", "")
     for given, expected in AXES.items():
         text, *ticks = given.split()
-        asked = f"() => {{ {source}\n return axis([{', '.join(ticks)}], {text}); }}"
-        assert page.evaluate(asked) == expected, given
+        call = f"() => {{ {source}\n return axis([{', '.join(ticks)}], {text}); }}"
+        assert page.evaluate(call) == expected, given

@@ -1,4 +1,4 @@
-"""Tabs of one browser share one stream, and take it over from each other."""
+"""Tabs of one browser share one stream, in a shared worker; without one each tab has its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import NO_SHARED_WORKER, Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -18,11 +18,11 @@ def runs(site: Site) -> tuple[str, str]:
 
 
 class Tabs:
-    """Pages of one browser, and the streams that each has asked for."""
+    """Pages of one browser, and the stream requests of each."""
 
     def __init__(self, window: Window, path: str) -> None:
-        self.asked: dict[Page, list[str]] = {}
-        page = window.open("/planner")  # signs in; has no stream
+        self.requests: dict[Page, list[str]] = {}
+        page = window.open("/planner")  # signs in; this page has no stream
         self.context: BrowserContext = page.context
         self.pages = [self._go(page, path)]
 
@@ -31,9 +31,9 @@ class Tabs:
         return self.pages[-1]
 
     def _go(self, page: Page, path: str) -> Page:
-        asked: list[str] = []
-        self.asked[page] = asked
-        page.on("request", lambda r: asked.append(r.url) if "/stream?" in r.url else None)
+        requests: list[str] = []
+        self.requests[page] = requests
+        page.on("request", lambda r: requests.append(r.url) if "/stream?" in r.url else None)
         page.goto(path)
         return page
 
@@ -46,86 +46,91 @@ def loss(page: Page) -> Any:
     return page.locator('[data-s="eval_loss"]')
 
 
-def test_one_stream_serves_all_tabs_and_outlives_each(
+def shared_workers(tabs: Tabs) -> int:
+    session = tabs.context.new_cdp_session(tabs.pages[-1])
+    targets = session.send("Target.getTargets")["targetInfos"]
+    return sum(target["type"] == "shared_worker" for target in targets)
+
+
+def test_one_stream_serves_all_tabs_and_survives_the_first(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
     first, second = runs
     tabs = Tabs(window, f"/runs/{first}/")
-    (leader,) = tabs.pages
-    live(leader)
-    follower = tabs.open(f"/runs/{second}/")
+    (opener,) = tabs.pages
+    live(opener)
+    other = tabs.open(f"/runs/{second}/")
     listing = tabs.open("/")
     for page in tabs.pages:
         live(page)
-    assert not tabs.asked[follower]
-    assert not tabs.asked[listing]
-    newest = tabs.asked[leader][-1]
-    assert all(f"topic={topic}" in newest for topic in (first, second, "list"))
+    assert not any(tabs.requests.values()), "a tab has a stream of its own"
+    assert shared_workers(tabs) == 1
 
-    # Each has its own, through the one stream; and nothing of the other's.
+    # Each tab receives its own topic only, through the one stream.
     site.publish(first, run={"eval_loss": 1.111})
     site.publish(second, run={"eval_loss": 2.222})
-    expect(loss(leader)).to_have_text("1.111")
-    expect(loss(follower)).to_have_text("2.222")
+    expect(loss(opener)).to_have_text("1.111")
+    expect(loss(other)).to_have_text("2.222")
     for run, text in ((first, "1.111"), (second, "2.222")):
         row = listing.locator(f'[data-run="{run}"]')
         site.publish(run, run={"id": run, "eval_loss": float(text), "state": "running"})
         expect(row.locator('[data-f="eval_loss"]')).to_have_text(text)
 
-    # The leader goes: another takes over, where everybody was.
-    leader.close()
-    site.publish(second, run={"eval_loss": 3.333})
-    expect(loss(follower)).to_have_text("3.333")
-    live(follower)
+    # The tab that started the worker closes.
+    opener.close()
+    for text in ("3.333", "4.444"):
+        site.publish(second, run={"eval_loss": float(text)})
+        expect(loss(other)).to_have_text(text)
+    live(other)
     live(listing)
-    site.publish(second, run={"eval_loss": 4.444})
-    expect(loss(follower)).to_have_text("4.444")
-    assert bool(tabs.asked[follower]) != bool(tabs.asked[listing]), "one of them leads"
+    assert not any(tabs.requests.values())
 
 
-def test_a_tab_that_hears_nothing_takes_the_lead(
+def test_without_shared_workers_each_tab_has_its_own_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
-    """As when the browser has frozen the leader: its lock is held, and nothing comes of it."""
-    first, second = runs
-    tabs = Tabs(window, f"/runs/{first}/")
-    (leader,) = tabs.pages
-    live(leader)
-    follower = tabs.context.new_page()
-    asked: list[str] = []
-    follower.on("request", lambda r: asked.append(r.url) if "/stream?" in r.url else None)
-    follower.clock.install()
-    follower.goto(f"/runs/{second}/")
-    live(follower)
-    assert not asked
-    follower.clock.fast_forward(120_000)
-    follower.clock.resume()
-    with follower.expect_request(lambda r: "/stream?" in r.url):
-        pass
-    site.publish(second, run={"eval_loss": 5.555})
-    expect(loss(follower)).to_have_text("5.555")
-    live(leader)
-    site.publish(first, run={"eval_loss": 6.666})
-    expect(loss(leader)).to_have_text("6.666")
+    page = window.open("/planner")
+    page.context.add_init_script(NO_SHARED_WORKER)
+    for run, text in zip(runs, ("1.234", "2.345"), strict=True):
+        tab = page.context.new_page()
+        with tab.expect_request(lambda r: "/stream?" in r.url):
+            tab.goto(f"/runs/{run}/")
+        live(tab)
+        site.publish(run, run={"eval_loss": float(text)})
+        expect(loss(tab)).to_have_text(text)
 
 
-def test_without_locks_each_tab_has_its_own_stream(
+def test_without_web_locks_tabs_share_a_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
-    """As over plain HTTP from another machine."""
+    """Web Locks are missing over plain HTTP from another machine."""
     page = window.open("/planner")
     page.context.add_init_script("Object.defineProperty(navigator, 'locks', { value: undefined })")
-    tabs = [page, page.context.new_page()]
-    for tab, run in zip(tabs, runs, strict=True):
+    for run, text in zip(runs, ("1.234", "2.345"), strict=True):
+        tab = page.context.new_page()
         tab.goto(f"/runs/{run}/")
         live(tab)
         assert tab.evaluate("navigator.locks") is None
-    for tab, run in zip(tabs, runs, strict=True):
-        site.publish(run, run={"eval_loss": 1.234})
-        expect(loss(tab)).to_have_text("1.234")
+        site.publish(run, run={"eval_loss": float(text)})
+        expect(loss(tab)).to_have_text(text)
 
 
-def test_a_resync_by_name_loads_that_page_again(
+def test_a_silent_connection_is_replaced(window: Window, site: Site, runs: tuple[str, str]) -> None:
+    """The server sends a heartbeat every 15 s."""
+    page = window.open("/planner")
+    page.add_init_script(NO_SHARED_WORKER)
+    page.clock.install()
+    page.goto(f"/runs/{runs[0]}/")
+    live(page)
+    with page.expect_request(lambda r: "/stream?" in r.url):
+        page.clock.fast_forward(60_000)
+    page.clock.resume()
+    site.publish(runs[0], run={"eval_loss": 5.555})
+    expect(loss(page)).to_have_text("5.555")
+    live(page)
+
+
+def test_resync_of_one_run_reloads_only_its_page(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
     first, second = runs

@@ -1,5 +1,4 @@
-"""Every page, narrow and wide, light and dark: nothing overflows, nothing is refused by the
-policy, and everything that can be pressed has a name."""
+"""Every page at several widths, in light and dark: nothing overflows, and controls have names."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
-LONG = "A run whose name somebody made very long indeed, to see what the page does"
+LONG = "A run with a very long name that shows how the page wraps and truncates it"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def runs(site: Site) -> dict[str, str]:
         "done": site.seed("name='Finished', state='succeeded', committed=20, age_s=9000"),
         "failed": site.seed(
             "name='Bad bucket', state='failed', committed=0, age_s=7000,"
-            "reason='cannot write in s3://nobody/here: AccessDenied'"
+            "reason='cannot write in s3://missing/here: AccessDenied'"
         ),
     }
 
@@ -83,7 +82,7 @@ def test_sign_in(window: Window) -> None:
     assert "correct username and password" in page.get_by_role("alert").inner_text()
 
 
-def test_a_page_that_is_not_allowed(window: Window) -> None:
+def test_page_without_permission(window: Window) -> None:
     page = window.open("/runs/new", user="vera")
     assert page.get_by_role("heading", level=1).inner_text() == "Your role does not allow this"
     window.errors[:] = [e for e in window.errors if "403" not in e]

@@ -1,4 +1,4 @@
-"""The planner in a browser: the address holds the plan, the chart chooses H, the form takes it."""
+"""The planner: the address holds the input, and the chart selects H."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAN = (
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
 )
-def test_how_it_looks(window: Window, width: int, scheme: str) -> None:
+def test_layout(window: Window, width: int, scheme: str) -> None:
     page = window.open(PLAN, width=width, scheme=scheme)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.wait_for_timeout(150)
@@ -26,7 +26,7 @@ def test_how_it_looks(window: Window, width: int, scheme: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_keys_choose_h_and_the_address_follows(window: Window) -> None:
+def test_arrow_keys_select_h_and_update_the_address(window: Window) -> None:
     page = window.open(PLAN)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     before = page.locator('[data-p="wall_s"]').inner_text()
@@ -43,7 +43,7 @@ def test_keys_choose_h_and_the_address_follows(window: Window) -> None:
     assert page.get_by_label("Local steps (H)", exact=True).input_value() == str(chosen)
 
 
-def test_a_click_on_the_chart_chooses_too_and_best_is_a_button(window: Window) -> None:
+def test_click_on_the_chart_and_button_best_select_h(window: Window) -> None:
     page = window.open(PLAN)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart] .u-over").click(position={"x": 60, "y": 100})
@@ -52,7 +52,7 @@ def test_a_click_on_the_chart_chooses_too_and_best_is_a_button(window: Window) -
     expect(page.locator("[data-best]")).to_be_hidden()
 
 
-def test_what_is_typed_wrong_is_said_at_its_field(window: Window) -> None:
+def test_error_is_shown_at_its_field(window: Window) -> None:
     page = window.open(PLAN)
     page.get_by_label("Overlap").fill("100")
     expect(page.get_by_text("expected less than the 100 local steps")).to_be_visible()

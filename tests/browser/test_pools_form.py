@@ -1,4 +1,4 @@
-"""Rows of pools in a browser: a row shows what its backend has, and says what an hour costs."""
+"""Pool rows of the submit form: the fields of the backend, and the cost an hour."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def row(page: Page, number: int) -> Locator:
 
 def add(page: Page, backend: str) -> Locator:
     page.get_by_role("button", name="Add a pool").click()
-    made = row(page, page.locator("[data-pool]").count())
-    made.get_by_label("Backend").select_option(backend)
-    return made
+    new = row(page, page.locator("[data-pool]").count())
+    new.get_by_label("Backend").select_option(backend)
+    return new
 
 
-def test_a_row_shows_what_its_backend_has(window: Window) -> None:
+def test_row_shows_the_fields_of_its_backend(window: Window) -> None:
     page = window.open("/runs/new")
     first = row(page, 1)
     for label in ("Credential", "Region", "Image", "Price", "Max price", "Spot"):
@@ -40,25 +40,25 @@ def test_a_row_shows_what_its_backend_has(window: Window) -> None:
     assert all(value.startswith("huggingface:") for value in values)
 
 
-def test_a_price_is_asked_for_where_the_list_knows_none(window: Window) -> None:
+def test_price_field_appears_without_a_list_price(window: Window) -> None:
     page = window.open("/runs/new")
-    made = add(page, "kubernetes")
-    expect(made.get_by_label("Price", exact=True)).to_be_visible()
-    expect(made.locator("[data-pool-cost]")).to_have_text("cost unknown")
+    pool = add(page, "kubernetes")
+    expect(pool.get_by_label("Price", exact=True)).to_be_visible()
+    expect(pool.locator("[data-pool-cost]")).to_have_text("cost unknown")
     expect(page.locator('[data-estimate] [data-e="usd_h"]')).to_have_text("unknown")
-    made.get_by_label("Price", exact=True).fill("1.25")
-    made.get_by_label("Replicas").fill("3")
-    expect(made.locator("[data-pool-cost]")).to_have_text("$3.75/h")
+    pool.get_by_label("Price", exact=True).fill("1.25")
+    pool.get_by_label("Replicas").fill("3")
+    expect(pool.locator("[data-pool-cost]")).to_have_text("$3.75/h")
     expect(page.locator('[data-estimate] [data-e="usd_h"]')).to_have_text("$3.75")
     total = page.locator('[data-estimate] [data-e="usd_text"]')
     expect(total).to_contain_text("at most $1.88 in 30m 00s")
-    expect(page.locator("[data-replicas-total]")).to_have_text("7 in all")
-    made.get_by_label("Backend").select_option("huggingface")
-    made.get_by_label("Backend").select_option("local")
-    expect(made.get_by_label("Image")).to_be_hidden()
+    expect(page.locator("[data-replicas-total]")).to_have_text("7 in total")
+    pool.get_by_label("Backend").select_option("huggingface")
+    pool.get_by_label("Backend").select_option("local")
+    expect(pool.get_by_label("Image")).to_be_hidden()
 
 
-def test_rows_come_and_go_and_keep_their_numbers(window: Window) -> None:
+def test_added_and_removed_rows_are_renumbered(window: Window) -> None:
     page = window.open("/runs/new")
     expect(page.get_by_role("button", name="Remove pool 1")).to_be_hidden()
     add(page, "kubernetes")
@@ -72,48 +72,48 @@ def test_rows_come_and_go_and_keep_their_numbers(window: Window) -> None:
     expect(page.get_by_role("button", name="Add a pool")).to_be_focused()
 
 
-def test_an_error_comes_at_the_row_it_is_about(window: Window) -> None:
+def test_error_is_shown_at_its_row(window: Window) -> None:
     page = window.open("/runs/new")
-    made = add(page, "kubernetes")
-    deadline = made.get_by_label("Deadline of a job")
+    pool = add(page, "kubernetes")
+    deadline = pool.get_by_label("Job time limit")
     deadline.fill("90")
     deadline.blur()
-    expect(made.locator(".errors:visible")).to_contain_text("such as 90m or 2h 30m, found '90'")
+    expect(pool.locator(".errors:visible")).to_contain_text(
+        "Enter a duration such as 90m or 2h 30m, not '90'"
+    )
     expect(deadline).to_have_attribute("aria-invalid", "true")
     expect(row(page, 1).locator(".errors:visible")).to_have_count(0)
     deadline.fill("90m")
     deadline.blur()
-    expect(made.locator(".errors:visible")).to_have_count(0)
+    expect(pool.locator(".errors:visible")).to_have_count(0)
 
 
-def test_test_buttons_answer_beside_themselves_and_at_the_fields(window: Window) -> None:
+def test_results_of_test_buttons_appear_beside_button_and_field(window: Window) -> None:
     page = window.open("/runs/new")
     row(page, 1).get_by_role("button", name="Test").click()
     expect(row(page, 1).get_by_role("status")).to_contain_text("Works")
-    place = page.get_by_role("region", name="Rendezvous")
-    place.get_by_role("button", name="Test").click()
-    expect(place.get_by_role("status")).to_contain_text("Works: wrote, read, listed")
-    place.get_by_label("Rendezvous", exact=True).fill("moon://crater/1")
-    expect(place.get_by_role("status")).to_have_text("")
-    place.get_by_role("button", name="Test").click()
-    expect(place.get_by_role("status")).to_contain_text("See below")
+    rendezvous = page.get_by_role("region", name="Rendezvous")
+    rendezvous.get_by_role("button", name="Test").click()
+    expect(rendezvous.get_by_role("status")).to_contain_text("Works: wrote, read, listed")
+    rendezvous.get_by_label("Rendezvous", exact=True).fill("moon://crater/1")
+    expect(rendezvous.get_by_role("status")).to_have_text("")
+    rendezvous.get_by_role("button", name="Test").click()
+    expect(rendezvous.get_by_role("status")).to_contain_text("See below")
     expect(page.locator("#id_rendezvous_error")).to_contain_text("found 'moon://crater/1'")
-    place.get_by_label("Rendezvous", exact=True).fill("")
+    rendezvous.get_by_label("Rendezvous", exact=True).fill("")
     expect(page.locator("#id_rendezvous_error")).to_be_hidden()
 
 
-def test_a_folder_with_a_remote_pool_is_refused_before_anything_is_launched(
-    window: Window, site: Site
-) -> None:
+def test_folder_with_a_remote_pool_is_refused_before_the_launch(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
-    page.get_by_label("Name").fill("Never launched")
+    page.get_by_label("Name", exact=True).fill("Never launched")
     add(page, "kubernetes")
     page.get_by_role("button", name="Launch").click()
     summary = page.locator("[data-summary]")
     expect(summary).to_contain_text("expected a bucket that replicas on kubernetes can reach")
     expect(row(page, 2).get_by_label("Backend")).to_have_value("kubernetes")
-    expect(page.get_by_label("Name")).to_have_value("Never launched")
-    # The estimate has been asked by now, and knows nothing of what only the launch asks.
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Never launched")
+    # A new estimate must not clear the errors of checks that only the launch runs.
     expect(row(page, 2).locator("[data-pool-cost]")).to_have_text("cost unknown")
     error = page.locator("#id_rendezvous_error")
     expect(error).to_contain_text("expected a bucket that replicas on kubernetes can reach")

@@ -1,4 +1,4 @@
-"""The page of a replica: its own curves against the group's, its rounds, its last words."""
+"""The page of a replica: its curves with the range of the group, its rounds, its last traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.browser import seed_fleet, seed_usage
 from django.utils import timezone
 run = seed.run(seed.user('olga', 'operator'), name={name!r}, replicas={replicas}, state={state!r})
 seed_usage.used(run)
-seed_usage.broke(run, 0)
+seed_usage.add_traceback(run, 0)
 for r in run.replicas.all():
     seed_fleet.attempts(r, backend='modal', price=3.95, earlier=2, now=timezone.now())
     r.attempts.update(handle={{'backend': 'modal', 'launch_key': 'k', 'data': {{'id': 'sb-1'}}}})
@@ -25,39 +25,53 @@ print(run.pk)
 """
 
 
-def make(site: Site, replicas: int = 4, name: str = "One of many", state: str = "running") -> str:
+def make(site: Site, replicas: int = 4, name: str = "Four replicas", state: str = "running") -> str:
     return site.python(SEED.format(replicas=replicas, name=name, state=state))
 
 
-def test_its_own_curve_stands_against_the_band(window: Window, site: Site) -> None:
+def test_curves_are_drawn_over_the_range_of_the_group(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site)}/replicas/2/")
     for name in ("loss", "step_s", "grad", "memory", "cpu", "gpu", "gpu_memory", "up"):
         legend = page.locator(f'[data-plot="{name}"] [data-legend] button')
         shown = [text.split("\n")[0] for text in legend.all_inner_texts()] or None
         expect(legend.nth(2)).to_contain_text("Replica 2")
-        assert shown is None or shown[:2] == ["Lowest to highest", "Mean"]
+        assert shown is None or shown[:2] == ["Minimum to maximum", "Mean"]
     page.locator('[data-plot="cpu"] [data-chart]').press("ArrowLeft")
-    expect(page.locator('[data-plot="cpu"] [data-say]')).to_contain_text("Replica 2 1.")
+    expect(page.locator('[data-plot="cpu"] [data-announce]')).to_contain_text("Replica 2 1.")
 
 
-def test_a_point_that_comes_is_drawn(window: Window, site: Site) -> None:
+def test_new_point_is_drawn(window: Window, site: Site) -> None:
     run = make(site)
     page = window.open(f"/runs/{run}/replicas/2/?smooth=0")
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     value = page.locator('[data-plot="memory"] [data-id="r2"] output')
     expect(value).to_have_text("2.41 GB")
     now = time.time()
-    site.publish(run, points=[{
-        "series": "rss_bytes", "replica": 2, "step": [600], "round": [15], "tokens": [600 * 512],
-        "wall_s": [now], "value": [9.9e9], "nonfinite": [], "total": 1,
-    }])  # fmt: skip
+    site.publish(
+        run,
+        points=[
+            {
+                "series": "rss_bytes",
+                "replica": 2,
+                "step": [600],
+                "round": [15],
+                "tokens": [600 * 512],
+                "wall_s": [now],
+                "value": [9.9e9],
+                "nonfinite": [],
+                "total": 1,
+            }
+        ],
+    )
     expect(value).to_have_text("9.90 GB")
 
 
 def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site)}/replicas/0/")
     expect(page.get_by_role("heading", name="Last traceback")).to_be_visible()
-    expect(page.get_by_role("region", name="Its text")).to_contain_text("CUDA out of memory")
+    expect(page.get_by_role("region", name="Traceback", exact=True)).to_contain_text(
+        "CUDA out of memory"
+    )
     rounds = page.locator("table", has=page.locator("caption", has_text="The newest rounds"))
     expect(rounds.get_by_role("row")).to_have_count(14)
     expect(page.locator("svg.strip")).to_have_attribute("aria-label", re.compile("compute"))
@@ -68,7 +82,7 @@ def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures(window: Window, site: Site, scheme: str) -> None:
+def test_layout(window: Window, site: Site, scheme: str) -> None:
     many = make(site, replicas=24, name="A run whose name is long " * 3)
     for width in (1280, 360):
         page = window.open(f"/runs/{many}/replicas/0/", width=width, scheme=scheme)
@@ -78,12 +92,12 @@ def test_pictures(window: Window, site: Site, scheme: str) -> None:
         assert wide <= 0
 
 
-def test_one_that_was_never_launched(window: Window, site: Site) -> None:
+def test_replica_that_was_never_launched(window: Window, site: Site) -> None:
     run = site.seed("name='Waiting', state='queued', committed=0, replicas=1")
     page = window.open(f"/runs/{run}/replicas/0/")
-    expect(page.get_by_text("No round has been opened yet.")).to_be_visible()
+    expect(page.get_by_text("No rounds yet.")).to_be_visible()
     chart = page.locator('[data-plot="loss"] [data-chart]')
-    expect(chart).to_have_attribute("data-empty", "The curve begins with the first step")
+    expect(chart).to_have_attribute("data-empty", "Data appears after the first step")
     expect(page.get_by_role("heading", name="Last traceback")).to_have_count(0)
     window.shoot(page, "replica-none")
 
@@ -104,26 +118,26 @@ live.client().set(health.HEARTBEAT, {at})
 """
 
 
-def test_what_is_shown_is_said_to_be_old(window: Window, site: Site) -> None:
+def test_banner_without_recent_data(window: Window, site: Site) -> None:
     run = make(site)
     site.python(OLD.format(run=run, old=True))
     page = window.open(f"/runs/{run}/replicas/2/")
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     stale = page.locator("[data-banner=stale]")
-    expect(stale).to_contain_text("have sent nothing")
+    expect(stale).to_contain_text("No data for 3 minutes")
     window.shoot(page, "replica-stale", full=False)
     now = site.python(OLD.format(run=run, old=False))
     site.publish(run, run={"state": "running", "last_seen_at": now})
     expect(stale).to_be_hidden()
 
 
-def test_no_worker_is_said_until_one_tells_something(window: Window, site: Site) -> None:
+def test_banner_without_a_worker_disappears_with_the_next_delta(window: Window, site: Site) -> None:
     run = make(site)
     try:
         site.python(WORKER.format(at=1))
         page = window.open(f"/runs/{run}/replicas/2/")
         silent = page.locator("[data-banner=silent]")
-        expect(silent).to_contain_text("No worker is at work")
+        expect(silent).to_contain_text("No worker is running")
         expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     finally:
         site.python(WORKER.format(at=time.time()))

@@ -1,5 +1,4 @@
-"""The rounds tab: who was late, healing or missing, in the same words wherever it is read, and the
-rounds of fragments in lanes."""
+"""The rounds tab: outcomes have the same names in heatmap, table and detail; lanes."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def make(site: Site, *, parts: int = 1, replicas: int = 4) -> str:
     return site.python(SEED.format(parts=parts, replicas=replicas))
 
 
-def reads(page: Page, right: int, down: int, text: str) -> None:
-    """That the keys say ``text``, so many columns and rows on."""
+def expect_announced(page: Page, right: int, down: int, text: str) -> None:
+    """Move the cursor ``right`` and ``down`` cells from the origin, and expect ``text``."""
     canvas = page.locator('[data-heatmap="large"] canvas').first
     canvas.focus()
     page.keyboard.press("Escape")
@@ -33,15 +32,17 @@ def reads(page: Page, right: int, down: int, text: str) -> None:
         page.keyboard.press("ArrowRight")
     for _ in range(down):
         page.keyboard.press("ArrowDown")
-    expect(page.locator('[data-heatmap="large"] .heat-say')).to_have_text(text)
+    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_have_text(text)
 
 
-def test_late_healing_and_missing_are_told_apart(window: Window, site: Site) -> None:
+def test_late_healing_and_missing_are_distinguished(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site)}/?tab=rounds")
-    expect(page.locator('[data-heatmap="large"] .heat-say')).to_contain_text("12 of 20 rounds")
-    reads(page, 9, 2, "Round 9, replica 2: late by 2.4 s (committed without this replica)")
-    reads(page, 8, 2, "Round 8, replica 2: missing (no contribution)")
-    reads(page, 7, 3, "Round 7, replica 3: healing (it was catching up)")
+    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("12 of 20 rounds")
+    expect_announced(
+        page, 9, 2, "Round 9, replica 2: late by 2.4 s (committed without this replica)"
+    )
+    expect_announced(page, 8, 2, "Round 8, replica 2: missing (no contribution)")
+    expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
     legend = page.locator('[data-heatmap="large"] .heat-legend')
     for word in ("included", "late", "refused", "round void", "healing", "missing"):
         expect(legend).to_contain_text(word)
@@ -51,14 +52,24 @@ def test_late_healing_and_missing_are_told_apart(window: Window, site: Site) -> 
     page.keyboard.press("Enter")
     detail = page.locator("[data-round-detail]")
     expect(detail.get_by_role("row").filter(has_text="Replica 3")).to_contain_text(
-        "healingit was catching up"
+        "healingcatching up"
     )
     for _ in range(2):
-        detail.get_by_role("button", name="Round after").click()
+        detail.get_by_role("button", name="Next round").click()
     expect(detail.get_by_role("row").filter(has_text="Replica 2")).to_contain_text("late by 2.4 s")
 
 
-def test_older_rounds_say_the_same(window: Window, site: Site) -> None:
+def test_an_open_round_counts_uploads(window: Window, site: Site) -> None:
+    """The plan, which selects the contributors, does not exist yet."""
+    page = window.open(f"/runs/{make(site)}/?tab=rounds&round=13")
+    row = page.locator("[data-rounds-table] tbody tr").filter(has_text="collecting")
+    expect(row).to_contain_text("2 of 4 uploaded")
+    expect(page.locator("[data-round-detail]")).to_contain_text("2 of 4 uploaded")
+    committed = page.locator("[data-rounds-table] tbody tr", has_text="committed").first
+    expect(committed).not_to_contain_text("uploaded")
+
+
+def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None:
     run = make(site)
     page = window.open("/")
     page.route(
@@ -70,8 +81,8 @@ def test_older_rounds_say_the_same(window: Window, site: Site) -> None:
     with page.expect_response(lambda r: "heatmap.json?below=11" in r.url):
         page.goto(f"/runs/{run}/?tab=rounds")
     page.wait_for_timeout(100)
-    reads(page, 9, 2, "Round 9, replica 2: late by 2.4 s")
-    reads(page, 7, 3, "Round 7, replica 3: healing (it was catching up)")
+    expect_announced(page, 9, 2, "Round 9, replica 2: late by 2.4 s")
+    expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -79,18 +90,18 @@ def test_fragments_have_lanes(window: Window, site: Site, scheme: str) -> None:
     page = window.open(f"/runs/{make(site, parts=4)}/?tab=rounds", scheme=scheme)
     choice = page.get_by_label("Fragments")
     expect(choice).to_have_value("lanes")
-    # Of replica 2 the third column's first lane is round 9; a lane lower is round 10.
+    # Replica 2: the first lane of the third column is round 9, the second lane is round 10.
     why = "committed without this replica"
-    reads(page, 3, 8, f"Round 9, fragment 0, replica 2: late by 2.4 s ({why})")
-    reads(page, 3, 9, "Round 10, fragment 1, replica 2: included")
+    expect_announced(page, 3, 8, f"Round 9, fragment 0, replica 2: late by 2.4 s ({why})")
+    expect_announced(page, 3, 9, "Round 10, fragment 1, replica 2: included")
     page.keyboard.press("Enter")
     expect(page.locator("[data-round-detail]")).to_contain_text("1 (0 to 3)")
     window.shoot(page, f"rounds-lanes-{scheme}")
     choice.select_option("2")
     assert "fragment=2" in page.url
-    reads(page, 2, 3, "Round 7, fragment 2, replica 3: healing (it was catching up)")
+    expect_announced(page, 2, 3, "Round 7, fragment 2, replica 3: healing (catching up)")
     choice.select_option("all")
-    reads(page, 7, 3, "Round 7, fragment 2, replica 3: healing (it was catching up)")
+    expect_announced(page, 7, 3, "Round 7, fragment 2, replica 3: healing (catching up)")
     page.reload()
     expect(choice).to_have_value("all")
 
@@ -101,7 +112,7 @@ def test_many_replicas_have_one_row_for_all_fragments(window: Window, site: Site
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contributions_are_cards_on_a_telephone(window: Window, site: Site, scheme: str) -> None:
+def test_contributions_are_cards_on_narrow_screens(window: Window, site: Site, scheme: str) -> None:
     page = window.open(f"/runs/{make(site)}/?tab=rounds&round=9", width=360, scheme=scheme)
     table = page.locator("[data-round-detail] table")
     expect(table).to_be_visible()

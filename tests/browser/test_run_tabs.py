@@ -1,4 +1,4 @@
-"""Tabs of the run page that are read more than drawn: logs and checkpoints."""
+"""Tabs of the run page: logs, checkpoints, rounds, replicas, and the startup checklist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(run.pk)
 
 @pytest.fixture(scope="module")
 def demo(site: Site) -> str:
-    return site.seed("name='Told much', committed=12")
+    return site.seed("name='Many log lines', committed=12")
 
 
 def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -> None:
@@ -41,7 +41,7 @@ def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -
     card.get_by_label("Replica").select_option(label="Replica 1")
     expect(lines).to_have_count(1)
     card.get_by_label("Level").select_option(label="Errors")
-    expect(card.locator("[data-lines]")).to_contain_text("No line is like that.")
+    expect(card.locator("[data-lines]")).to_contain_text("No matching lines.")
     page.reload()
     expect(card.get_by_label("Search")).to_have_value("retried")
     expect(card.get_by_label("Replica")).to_have_value("1")
@@ -54,31 +54,31 @@ def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -
     window.shoot(page, "logs-line", full=False)
 
 
-def test_all_lines_are_downloaded(window: Window, demo: str) -> None:
+def test_download_has_all_lines(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?tab=logs")
-    with page.expect_download() as found:
+    with page.expect_download() as download:
         page.get_by_role("link", name="Download all").click()
-    with found.value.path().open() as file:
+    with download.value.path().open() as file:
         assert len(file.readlines()) == 12
 
 
-def test_news_on_its_way_does_not_close_what_was_opened(window: Window, site: Site) -> None:
+def test_refresh_in_flight_does_not_close_an_open_form(window: Window, site: Site) -> None:
     run = site.python(HUB.format(name="Kept", final=True))
     page = window.open(f"/runs/{run}/")
-    held: list[Route] = []
-    page.route("**/checkpoints", lambda route: held.append(route))
+    delayed: list[Route] = []
+    page.route("**/checkpoints", lambda route: delayed.append(route))
     with page.expect_request("**/checkpoints"):
         page.get_by_role("link", name="Checkpoints").click()
     details = page.locator("table.checkpoints details").first
     details.locator("summary").click()
     page.evaluate("document.activeElement.blur()")
     with page.expect_response("**/checkpoints"):
-        held[0].continue_()
+        delayed[0].continue_()
     page.evaluate("() => new Promise(requestAnimationFrame)")
     expect(details.get_by_role("button", name="Upload")).to_be_visible()
 
 
-def test_checkpoints_with_what_can_be_done(window: Window, site: Site) -> None:
+def test_actions_on_checkpoints(window: Window, site: Site) -> None:
     run = site.python(HUB.format(name="Kept " * 15, final=True))
     page = window.open(f"/runs/{run}/?tab=checkpoints")
     table = page.locator("table.checkpoints")
@@ -87,17 +87,17 @@ def test_checkpoints_with_what_can_be_done(window: Window, site: Site) -> None:
     expect(table.get_by_role("link", name="Fork from round 12")).to_be_visible()
     details = table.locator("details").first
     details.locator("summary").click()
-    details.get_by_label("Repository").fill("acme/small-model")
+    details.get_by_role("textbox", name="Repository").fill("acme/small-model")
     window.shoot(page, "checkpoints-form")
     details.get_by_role("button", name="Upload").click()
-    expect(page.get_by_text("A worker uploads it")).to_be_visible()
+    expect(page.get_by_text("Upload started")).to_be_visible()
     expect(page.get_by_role("heading", name="Uploads to the Hub")).to_be_visible()
     panel = page.locator("[data-panel=checkpoints]")
     expect(panel.get_by_text("final @ 12 is uploaded to acme/small-model")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures(window: Window, site: Site, demo: str, scheme: str) -> None:
+def test_layout(window: Window, site: Site, demo: str, scheme: str) -> None:
     kept = site.python(HUB.format(name="A run whose name is long " * 3, final=False))
     for width in (1280, 360):
         for name, run in (("checkpoints", kept), ("logs", demo)):
@@ -109,12 +109,12 @@ def test_pictures(window: Window, site: Site, demo: str, scheme: str) -> None:
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_round_says_who_was_waited_for(window: Window, site: Site) -> None:
-    run = site.seed("name='Waited for', committed=12")
+def test_round_names_its_straggler(window: Window, site: Site) -> None:
+    run = site.seed("name='Straggler', committed=12")
     site.python(
         "from runs.models import Contribution\n"
-        f"mine = Contribution.objects.filter(round__run={run!r}, round__number=7)\n"
-        "for c in mine: c.phases = {**c.phases, 'wait': 0.1 if c.replica.number == 2 else 0.9}; "
+        f"rows = Contribution.objects.filter(round__run={run!r}, round__number=7)\n"
+        "for c in rows: c.phases = {**c.phases, 'wait': 0.1 if c.replica.number == 2 else 0.9}; "
         "c.save()"
     )
     page = window.open(f"/runs/{run}/?tab=rounds&round=7")
@@ -124,10 +124,9 @@ def test_a_round_says_who_was_waited_for(window: Window, site: Site) -> None:
     row = page.locator(".rounds-table tr[aria-current]")
     expect(row).to_contain_text("replica 2, 0.80 s")
     headings = page.locator(".rounds-table thead th")
-    expect(headings).to_have_text([
-        "Round", "State", "Contributors", "Without", "Train loss", "Eval loss", "Tokens", "Norm",
-        "Moved", "Plan", "Straggler", "Opened", "Committed", "Why",
-    ])  # fmt: skip
+    first = ["Round", "State", "Contributors", "Not included", "Train loss", "Eval loss", "Tokens"]
+    last = ["Norm", "Traffic", "Plan", "Straggler", "Opened", "Committed", "Reason"]
+    expect(headings).to_have_text(first + last)
     window.shoot(page, "rounds-1440")
     for width in (1280, 360):
         page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=width)
@@ -136,7 +135,39 @@ def test_a_round_says_who_was_waited_for(window: Window, site: Site) -> None:
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_replica_that_works_on_an_old_round_is_stale(window: Window, site: Site) -> None:
+OVERLAPS = """table => [...table.querySelectorAll(".c-act button")].flatMap((button) => {
+  const { left, right } = button.getBoundingClientRect();
+  const own = table.tHead.rows[0].cells[button.parentElement.cellIndex];
+  return [...table.tHead.rows[0].cells].filter((head) => {
+    const box = head.getBoundingClientRect();
+    return head !== own && box.left < right && left < box.right;
+  }).map((head) => head.textContent);
+})"""
+"""Names of the columns that a button of another column covers."""
+
+
+def test_actions_of_replicas_cover_no_column(window: Window, site: Site) -> None:
+    """The table of replicas with GPUs is wider than the page."""
+    run = site.seed("name='Wide', committed=12")
+    page = window.open(f"/runs/{run}/?tab=replicas")
+    table = page.locator("[data-replicas=long] table")
+    expect(table.locator("tbody tr")).to_have_count(4)
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    rows = [
+        {"number": number, "state": "computing", "backend_state": "RUNNING", "gpu_busy": 0.93}
+        | {"gpu_memory_bytes": 71e9, "up_bytes_per_s": 123e6, "down_bytes_per_s": 456e6}
+        | {"deadline_at": "2999-01-01T00:00:00Z", "device": "NVIDIA H100 80GB HBM3"}
+        | {"restarts": 0, "attempt": 2, "cost_usd": 12.34, "price_usd_h": 4.0}
+        for number in range(4)
+    ]
+    site.publish(run, replicas=rows)
+    expect(table).to_contain_text("H100")
+    assert table.evaluate("table => table.scrollWidth > table.closest('.scroll').clientWidth")
+    assert table.evaluate(OVERLAPS) == []
+    window.shoot(page, "replicas-wide", full=False)
+
+
+def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> None:
     run = site.seed("name='Behind', committed=12")
     site.python(
         "from runs.models import Replica\n"
@@ -147,22 +178,20 @@ def test_a_replica_that_works_on_an_old_round_is_stale(window: Window, site: Sit
     expect(stale).to_have_text(["0", "0", "0", "4"])
 
 
-def test_on_the_way_to_the_first_round_each_phase_says_how_far_it_is(
-    window: Window, site: Site
-) -> None:
+def test_startup_checklist_shows_the_progress(window: Window, site: Site) -> None:
     run = site.seed("name='Underway', state='provisioning', committed=0, replicas=2")
     site.python(
         "from runs.models import Replica\n"
-        f"mine = Replica.objects.filter(run={run!r})\n"
-        "mine.update(state='provisioning', backend_state='pending', step=0)"
+        f"replicas = Replica.objects.filter(run={run!r})\n"
+        "replicas.update(state='provisioning', backend_state='pending', step=0)"
     )
     page = window.open(f"/runs/{run}/")
     items = page.locator("[data-checklist-items] li")
     expect(items).to_have_count(6)
     expect(items.nth(0)).to_contain_text("done after 1.0 s")
     expect(items.nth(1)).to_contain_text("done")
-    expect(items.nth(2)).to_contain_text(re.compile(r"Image.*backend says pending · \d"))
-    expect(items.nth(4)).to_contain_text("0 of 2 train")
+    expect(items.nth(2)).to_contain_text(re.compile(r"Image.*backend status: pending · \d"))
+    expect(items.nth(4)).to_contain_text("0 of 2 training")
     window.shoot(page, "checklist-1440", full=False)
     page = window.open(f"/runs/{run}/", width=360)
     expect(items).to_have_count(6)

@@ -1,7 +1,8 @@
-"""The runs list in a browser: query, filters, selecting, keys, what comes while one looks."""
+"""The list of runs: query, filters, selection, shortcuts, and new runs."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ MAKE = """
 from runs.models import Run
 from tests.browser.seed_prices import priced
 olga, oscar = seed.user('olga', 'operator'), seed.user('oscar', 'operator')
-long = 'A run whose name somebody made very long indeed, to see what the page does'
+long = 'A run with a very long name that shows how the page wraps and truncates it'
 runs = [
     priced(seed.run(olga, name='Baseline', state='succeeded', committed=20, age_s=900), 2.0),
     seed.run(oscar, name='From a colleague', committed=9, age_s=700),
@@ -32,36 +33,36 @@ print(' '.join(str(r.pk) for r in runs))
 
 @pytest.fixture
 def runs(site: Site) -> Iterator[list[str]]:
-    # Others are put away, so that each test knows its rows.
-    put_away = "from runs.models import Run\nfrom django.utils import timezone\n"
-    put_away += "Run.objects.update(archived_at=timezone.now())\n"
-    site.python(put_away)
+    # Archive the runs of other tests: the list shows only those below.
+    archive_all = "from runs.models import Run\nfrom django.utils import timezone\n"
+    archive_all += "Run.objects.update(archived_at=timezone.now())\n"
+    site.python(archive_all)
     yield site.python(MAKE).split()
-    site.python(put_away)
+    site.python(archive_all)
 
 
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
 )
-def test_how_it_looks(window: Window, runs: list[str], width: int, scheme: str) -> None:
+def test_layout(window: Window, runs: list[str], width: int, scheme: str) -> None:
     page = window.open(f"/?sel={runs[0]},{runs[2]}", width=width, scheme=scheme)
     expect(page.get_by_text("2 selected")).to_be_visible()
     page.wait_for_timeout(100)
     window.shoot(page, f"runs-{width}-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.get_by_text("Filters").click()
+    page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
     window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_query_by_hand_and_by_filter(window: Window, runs: list[str]) -> None:
+def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
     page = window.open("/")
     page.keyboard.press("/")
     page.keyboard.type("backend:local loss<3")
     page.keyboard.press("Enter")
     expect(page.locator("[data-run]")).to_have_count(2)
-    page.get_by_text("Filters").click()
+    page.get_by_text("Filters", exact=True).click()
     page.locator(".facet a", has_text="oscar").click()
     expect(page.locator("[data-run]")).to_have_count(1)
     assert "owner%3Aoscar" in page.url
@@ -78,7 +79,7 @@ def test_a_query_by_hand_and_by_filter(window: Window, runs: list[str]) -> None:
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
-def test_keys_select_and_compare_follows(window: Window, runs: list[str]) -> None:
+def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
     for key in "jxjx":
         page.keyboard.press(key)
@@ -97,35 +98,34 @@ def test_keys_select_and_compare_follows(window: Window, runs: list[str]) -> Non
     assert "sel=" not in page.url
 
 
-def test_stop_asks_first_and_comes_back(window: Window, runs: list[str]) -> None:
+def test_stop_confirms_and_returns_to_the_list(window: Window, runs: list[str]) -> None:
     page = window.open("/?q=state:active&sort=name")
-    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select all on this page").check()
     expect(page.get_by_text("3 selected")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Stop 2 runs?")
-    expect(page.get_by_text("1 not yours")).to_be_visible()
+    expect(page.get_by_text("1 belongs to other users")).to_be_visible()
     window.shoot(page, "runs-stop")
     page.get_by_role("button", name="Stop 2 runs").click()
     expect(page.get_by_text("2 stopping")).to_be_visible()
     assert "q=state%3Aactive" in page.url
 
 
-def test_what_comes_is_counted_by_the_query(window: Window, site: Site, runs: list[str]) -> None:
+def test_new_runs_are_counted_by_the_query(window: Window, site: Site, runs: list[str]) -> None:
     page = window.open("/?q=name:fresh,Baseline")
     expect(page.locator("[data-conn]")).to_have_text("Live")
-    import datetime
 
-    def come(name: str) -> None:
-        made = site.python(
+    def submit(name: str) -> None:
+        run = site.python(
             "from runs.models import Run\nfrom django.utils import timezone\n"
             f"run = seed.run(seed.user('olga', 'operator'), name={name!r}, committed=0)\n"
             "Run.objects.filter(pk=run.pk).update(created_at=timezone.now())\nprint(run.pk)"
         )
         at = datetime.datetime.now(datetime.UTC).isoformat()
-        site.publish(made, run={"id": made, "created_at": at, "state": "queued"})
+        site.publish(run, run={"id": run, "created_at": at, "state": "queued"})
 
-    come("another")
-    come("fresh one")
+    submit("another")
+    submit("fresh one")
     expect(page.get_by_role("button", name="1 new")).to_be_visible()
     expect(page.locator("[data-run]")).to_have_count(1)
     window.shoot(page, "runs-new", full=False)

@@ -1,4 +1,4 @@
-"""The runs list in a browser: columns, what differs, saved views, deleting, banners, keys."""
+"""The list of runs: columns, differing settings, saved views, deletion, banners, shortcuts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
-PUT_AWAY = """
+CLEAR = """
 from runs.models import Run, SavedView
 from django.utils import timezone
 Run.objects.update(archived_at=timezone.now())
@@ -24,7 +24,7 @@ olga, oscar = seed.user('olga', 'operator'), seed.user('oscar', 'operator')
 runs = [
     seed.run(olga, name='H40', state='succeeded', committed=20, age_s=900),
     seed.run(olga, name='H80', state='failed', committed=9, age_s=700, sync_every=80),
-    seed.run(oscar, name='Of a colleague', state='failed', committed=4, age_s=500),
+    seed.run(oscar, name='Owned by oscar', state='failed', committed=4, age_s=500),
 ]
 print(' '.join(str(r.pk) for r in runs))
 """
@@ -51,9 +51,9 @@ print(first.pk)
 
 @pytest.fixture
 def empty(site: Site) -> Iterator[None]:
-    site.python(PUT_AWAY)
+    site.python(CLEAR)
     yield
-    site.python(PUT_AWAY)
+    site.python(CLEAR)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def runs(site: Site, empty: None) -> list[str]:
     return site.python(THREE).split()
 
 
-def drop(page: Page, name: str) -> None:
+def open_menu(page: Page, name: str) -> None:
     page.locator(".find summary", has_text=name).click()
 
 
@@ -71,7 +71,7 @@ def cells(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
-def test_how_it_looks(window: Window, site: Site, empty: None, width: int, scheme: str) -> None:
+def test_layout(window: Window, site: Site, empty: None, width: int, scheme: str) -> None:
     shots = {"0": None, "1": "H40", "many": None}
     for count in shots:
         if count == "1":
@@ -84,7 +84,7 @@ def test_how_it_looks(window: Window, site: Site, empty: None, width: int, schem
         window.shoot(page, f"list-{count}-{width}-{scheme}", full=count != "many")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     for name in ("Columns", "Views"):
-        drop(page, name)
+        open_menu(page, name)
         window.shoot(page, f"list-{name.lower()}-{width}-{scheme}", full=False)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     page = window.open("/?columns=name,state,loss,age&differ=1", width=width, scheme=scheme)
@@ -92,9 +92,9 @@ def test_how_it_looks(window: Window, site: Site, empty: None, width: int, schem
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_columns_are_picked_and_stay_in_the_address(window: Window, runs: list[str]) -> None:
+def test_selected_columns_stay_in_the_address(window: Window, runs: list[str]) -> None:
     page = window.open(f"/?sort=-name&sel={runs[0]}")
-    drop(page, "Columns")
+    open_menu(page, "Columns")
     for name in ("Replicas", "Goodput", "Started", "Tags"):
         page.locator(".pick").get_by_label(name, exact=True).uncheck()
     page.locator(".pick").get_by_label("Age", exact=True).check()
@@ -106,8 +106,8 @@ def test_columns_are_picked_and_stay_in_the_address(window: Window, runs: list[s
     assert not {"Replicas", "Goodput", "Started"} & set(heads)
     page.get_by_role("link", name="Tokens", exact=True).click()
     assert cells(page) == heads
-    drop(page, "Columns")
-    page.get_by_role("link", name="As usual").click()
+    open_menu(page, "Columns")
+    page.get_by_role("link", name="Reset").click()
     assert "Goodput" in cells(page)
     narrow = window.open("/?columns=name,loss", width=360)
     expect(narrow.locator("[data-run]").first).to_be_visible()
@@ -115,62 +115,62 @@ def test_columns_are_picked_and_stay_in_the_address(window: Window, runs: list[s
     assert labels.evaluate_all("all => all.map((cell) => cell.dataset.label)") == ["Eval loss"]
 
 
-def test_only_what_differs(window: Window, runs: list[str]) -> None:
+def test_differing_settings_are_columns(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
-    drop(page, "Columns")
-    page.get_by_role("switch", name="Only what differs").check()
+    open_menu(page, "Columns")
+    page.get_by_role("switch", name="Show differing settings").check()
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("th.c-differ")).to_have_count(1)
     assert page.locator("td.c-differ").all_inner_texts() == ["40", "80", "40"]
     page.goto("/?q=H40&differ=1")
-    expect(page.get_by_text("One run alone differs in nothing")).to_be_visible()
+    expect(page.get_by_text("There is only one run to compare")).to_be_visible()
 
 
-def test_a_view_is_saved_shared_changed_and_deleted(window: Window, runs: list[str]) -> None:
+def test_view_is_saved_shared_changed_and_deleted(window: Window, runs: list[str]) -> None:
     page = window.open("/?q=state:failed&sort=name&columns=name,loss")
-    drop(page, "Views")
-    page.get_by_label("Save what is shown as").fill("Failures")
-    page.get_by_label("Everybody sees it").check()
+    open_menu(page, "Views")
+    page.get_by_label("Save current list as").fill("Failures")
+    page.get_by_label("Shared with all users").check()
     page.get_by_role("button", name="Save view").click()
-    expect(page.get_by_text("Saved as Failures")).to_be_visible()
+    expect(page.get_by_text("View Failures saved")).to_be_visible()
     assert "columns=name" in page.url
 
     other = window.open("/", user="vera")
-    drop(other, "Views")
+    open_menu(other, "Views")
     other.locator(".views").get_by_role("link", name="Failures").click()
     expect(other.locator("[data-run]")).to_have_count(2)
     assert cells(other) == ["Run", "Eval loss"]
-    drop(other, "Views")
+    open_menu(other, "Views")
     expect(other.locator(".views").get_by_text("Change")).to_have_count(0)
-    expect(other.get_by_label("Everybody sees it")).to_have_count(0)
+    expect(other.get_by_label("Shared with all users")).to_have_count(0)
 
     page.goto("/?q=is:ended")
-    drop(page, "Views")
+    open_menu(page, "Views")
     page.get_by_label("Change Failures").click()
     window.shoot(page, "list-view-change", full=False)
-    page.get_by_role("button", name="Show what is here now").click()
-    expect(page.get_by_text("The view Failures is changed")).to_be_visible()
-    drop(page, "Views")
+    page.get_by_role("button", name="Update to current list").click()
+    expect(page.get_by_text("View Failures changed")).to_be_visible()
+    open_menu(page, "Views")
     expect(page.locator(".views a[aria-current]")).to_have_text("Failures")
     page.get_by_label("Change Failures").click()
-    page.get_by_label("Name", exact=True).fill("All that is over")
-    page.get_by_role("button", name="Keep changes").click()
-    drop(page, "Views")
-    page.get_by_label("Change All that is over").click()
+    page.get_by_label("Name", exact=True).fill("All ended")
+    page.get_by_role("button", name="Save changes").click()
+    open_menu(page, "Views")
+    page.get_by_label("Change All ended").click()
     page.get_by_role("button", name="Delete", exact=True).click()
-    expect(page.get_by_text("The view All that is over is deleted")).to_be_visible()
+    expect(page.get_by_text("View All ended deleted")).to_be_visible()
 
 
-def test_deleting_several_asks_for_their_number(window: Window, runs: list[str]) -> None:
+def test_bulk_deletion_requires_the_number(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
-    page.get_by_label("Select all of this page").check()
+    page.get_by_label("Select all on this page").check()
     page.locator("[data-bulk]").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Delete 2 runs?")
-    stays = page.locator("li", has_text="Of a colleague")
-    expect(stays).to_contain_text("It is not yours")
+    kept = page.locator("li", has_text="Owned by oscar")
+    expect(kept).to_contain_text("Operators can change only their own runs")
     page.get_by_label("Type the number").fill("3")
     page.get_by_role("button", name="Delete 2 runs").click()
-    expect(page.get_by_role("alert")).to_contain_text("Expected 2, found 3")
+    expect(page.get_by_role("alert")).to_contain_text("Enter 2")
     for width, scheme in ((1280, "light"), (360, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
@@ -184,54 +184,52 @@ def test_deleting_several_asks_for_their_number(window: Window, runs: list[str])
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
-def test_a_silent_worker_is_said_and_taken_back(
-    window: Window, site: Site, runs: list[str]
-) -> None:
-    said = "No worker is at work."
+def test_banner_without_a_worker(window: Window, site: Site, runs: list[str]) -> None:
+    message = "No worker is running."
     run = site.seed("name='Alone', committed=3")
     site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
     page = window.open("/")
     of_run = window.open(f"/runs/{run}/")
     for one in (page, of_run):
-        expect(one.get_by_text(said)).to_be_visible()
+        expect(one.get_by_text(message)).to_be_visible()
     window.shoot(page, "list-silent", full=False)
     site.python(BEAT + "health.beat()")
-    for one in (page, of_run):  # the stream says so within some seconds
-        expect(one.get_by_text(said)).to_be_hidden(timeout=20_000)
+    for one in (page, of_run):  # the stream delivers it within seconds
+        expect(one.get_by_text(message)).to_be_hidden(timeout=20_000)
     site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
     for one in (page, of_run):
-        expect(one.get_by_text(said)).to_be_visible(timeout=20_000)
+        expect(one.get_by_text(message)).to_be_visible(timeout=20_000)
     site.python(BEAT + "health.beat()")
 
 
-def test_a_run_that_says_nothing_is_marked(window: Window, site: Site, empty: None) -> None:
-    run = site.seed("name='Quiet', committed=3")
+def test_silent_run_is_marked(window: Window, site: Site, empty: None) -> None:
+    run = site.seed("name='Silent run', committed=3")
     site.python(
         "from runs.backends import health\nfrom datetime import timedelta\n"
         "from django.utils import timezone\nfrom runs.models import Run\n"
-        "Run.objects.filter(name='Quiet').update("
+        "Run.objects.filter(name='Silent run').update("
         "last_seen_at=timezone.now() - timedelta(seconds=health.STALE_RUN_S + 60))"
     )
     page = window.open("/")
     expect(page.locator("[data-banner=stale]")).to_be_visible()
-    expect(page.locator("[data-run]").get_by_text("silent")).to_be_visible()
+    expect(page.locator("[data-run]").locator("[data-f=silent]")).to_be_visible()
     window.shoot(page, "list-stale", full=False)
     of_run = window.open(f"/runs/{run}/")
     expect(of_run.locator("[data-banner=stale]")).to_be_visible()
     window.shoot(of_run, "run-stale", full=False)
 
 
-def test_keys_are_explained_and_work(window: Window, runs: list[str]) -> None:
+def test_keyboard_shortcuts(window: Window, runs: list[str]) -> None:
     page = window.open("/")
     page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keys")
+    dialog = page.get_by_role("dialog", name="Keyboard shortcuts")
     expect(dialog).to_be_visible()
     for width, scheme in ((1280, "light"), (360, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
         window.shoot(page, f"keys-{width}-{scheme}", full=False)
     page.set_viewport_size({"width": 1280, "height": 800})
-    page.keyboard.press("j")  # off while a dialog is open
+    page.keyboard.press("j")  # disabled while a dialog is open
     assert page.evaluate("document.activeElement.closest('[data-run]')") is None
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
@@ -249,5 +247,5 @@ def test_keys_are_explained_and_work(window: Window, runs: list[str]) -> None:
     page.keyboard.press("/")
     expect(page.get_by_label("Find runs")).to_be_focused()
     page.get_by_text("olga").first.click()
-    page.get_by_role("button", name="Keys").click()
-    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.get_by_role("button", name="Shortcuts").click()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Pages load one script; with ``ARCHIPELAGO_DEBUG`` the modules of ``static/js`` as they are."""
+"""Pages load the bundle; with ``ARCHIPELAGO_DEBUG`` they load the modules of ``static/js``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Site, Window, serving
+from tests.browser.conftest import Site, Window, running_site
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def debugged(
+def debug_site(
     tmp_path_factory: pytest.TempPathFactory, valkey: str, own_database: None
 ) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ARCHIPELAGO_DEBUG", "true")
-            site = stack.enter_context(serving(tmp_path_factory.mktemp("debugged"), valkey))
+            site = stack.enter_context(running_site(tmp_path_factory.mktemp("debug"), valkey))
         site.python("seed.user('olga', 'operator')")
         yield site
 
@@ -31,9 +31,9 @@ def scripts(page: Any) -> set[str]:
     return {path for path in page.evaluate(entries) if path.endswith(".js")}
 
 
-def test_modules_work_as_they_are(browser: Browser, debugged: Site) -> None:
-    run = debugged.seed("name='As it is', committed=4")
-    window = Window(browser=browser, url=debugged.url, name="sources")
+def test_unbundled_modules_work(browser: Browser, debug_site: Site) -> None:
+    run = debug_site.seed("name='Unbundled', committed=4")
+    window = Window(browser=browser, url=debug_site.url, name="sources")
     page = window.open(f"/runs/{run}/")
     expect(page.locator('[data-plot="loss"] canvas').first).to_be_visible()
     assert "/static/js/app.js" in scripts(page)
@@ -46,8 +46,8 @@ def test_modules_work_as_they_are(browser: Browser, debugged: Site) -> None:
     assert window.errors == []
 
 
-def test_otherwise_there_is_one_file_and_no_module(window: Window, site: Site) -> None:
-    run = site.seed("name='In one', committed=4")
+def test_bundle_is_one_file_and_modules_are_not_served(window: Window, site: Site) -> None:
+    run = site.seed("name='Bundled', committed=4")
     page = window.open(f"/runs/{run}/")
     expect(page.locator('[data-plot="loss"] canvas').first).to_be_visible()
     assert scripts(page) == {

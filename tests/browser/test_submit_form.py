@@ -1,4 +1,4 @@
-"""The submit form in a browser: errors as fields are left, the estimate, one run per press."""
+"""The submit form: errors on blur, the live estimate, one run per click."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.browser.conftest import Site, Window
 pytestmark = pytest.mark.browser
 
 
-def test_errors_come_at_the_field_and_go_again(window: Window) -> None:
+def test_errors_appear_at_the_field_and_disappear(window: Window) -> None:
     page = window.open("/runs/new")
     quorum = page.get_by_label("Minimum quorum")
     quorum.fill("9")
@@ -30,7 +30,7 @@ def test_errors_come_at_the_field_and_go_again(window: Window) -> None:
     assert quorum.get_attribute("aria-invalid") is None
 
 
-def test_the_estimate_follows_the_form(window: Window) -> None:
+def test_estimate_follows_the_form(window: Window) -> None:
     page = window.open("/runs/new")
     tokens = page.locator('[data-estimate] [data-e="tokens"]')
     before = tokens.inner_text()
@@ -43,61 +43,61 @@ def test_the_estimate_follows_the_form(window: Window) -> None:
     expect(page.locator("[data-json]")).to_contain_text('"num_replicas": 1')
 
 
-def test_a_refused_form_keeps_its_input_and_takes_the_focus(window: Window) -> None:
+def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) -> None:
     page = window.open("/runs/new")
-    page.get_by_label("Name").fill("Kept")
-    page.get_by_label("Outer learning rate").fill("-1")
+    page.get_by_label("Name", exact=True).fill("Kept")
+    page.get_by_label("Outer learning rate", exact=True).fill("-1")
     page.get_by_role("button", name="Launch").click()
     summary = page.locator("[data-summary]")
     expect(summary).to_be_focused()
     expect(summary).to_contain_text("expected 0 or more, found -1")
     window.shoot(page, "submit-errors")
-    expect(page.get_by_label("Name")).to_have_value("Kept")
-    summary.get_by_role("link", name="Outer learning rate").click()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Kept")
+    summary.get_by_role("link", name="Outer learning rate", exact=True).click()
     assert page.url.endswith("#id_outer_lr")
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
-def test_my_own_text_asks_for_its_address(window: Window) -> None:
+def test_own_text_shows_the_field_data_uri(window: Window) -> None:
     page = window.open("/runs/new")
     expect(page.get_by_label("Data URI")).to_be_hidden()
     page.get_by_role("radio", name="My own text").check()
     expect(page.get_by_label("Data URI")).to_be_visible()
 
 
-def test_a_double_click_makes_one_run(window: Window, site: Site) -> None:
+def test_double_click_creates_one_run(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
-    page.get_by_label("Name").fill("Pressed twice")
+    page.get_by_label("Name", exact=True).fill("Pressed twice")
     page.get_by_role("button", name="Launch").dblclick()
     expect(page.get_by_role("heading", level=1)).to_have_text("Pressed twice")
     count = "from runs.models import Run; print(Run.objects.filter(name='Pressed twice').count())"
     assert site.python(count) == "1"
 
 
-def test_my_own_code_is_a_zip_and_a_function(window: Window, site: Site) -> None:
+def test_own_code_is_a_zip_and_a_function(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
     function = page.get_by_role("textbox", name="Function")
     expect(function).to_be_hidden()
     page.get_by_role("radio", name="My own code").check()
     expect(page.get_by_role("radio", name="mini")).to_be_hidden()
-    page.get_by_label("Name").fill("Own code")
+    page.get_by_label("Name", exact=True).fill("Own code")
     function.fill("train.build")
     function.blur()
     expect(page.locator("#id_function_error")).to_contain_text("expected 'package.module:function'")
     function.fill("train:build")
     expect(page.locator('[data-estimate] [data-e="parameters"]')).to_be_hidden()
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("train.py", "def build(**given): ...")
-    code = {"name": "mine.zip", "mimeType": "application/zip", "buffer": made.getvalue()}
+    code = {"name": "mine.zip", "mimeType": "application/zip", "buffer": zipped.getvalue()}
     page.get_by_label("Code", exact=True).set_input_files(code)
     page.get_by_label("Local steps (H)").fill("0")
     page.get_by_role("button", name="Launch").click()
-    expect(page.locator("[data-archive-note]")).to_contain_text("Kept: 1 file")
+    expect(page.locator("[data-archive-note]")).to_contain_text("Uploaded: 1 file")
     window.shoot(page, "submit-own-code")
     page.get_by_label("Local steps (H)").fill("90")
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Own code")
     kept = "from runs.models import Run; print(Run.objects.get(name='Own code').archive.sha256)"
-    assert site.python(kept) == hashlib.sha256(made.getvalue()).hexdigest()
+    assert site.python(kept) == hashlib.sha256(zipped.getvalue()).hexdigest()
     window.errors[:] = [e for e in window.errors if "422" not in e]

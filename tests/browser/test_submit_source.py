@@ -1,4 +1,4 @@
-"""The submit form in a browser: what it begins with, what it trains, and its dry run."""
+"""The submit form: templates, clones and forks, the fields of a workload, and the dry run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from tests.browser.conftest import PASSWORD, Site, Window
 pytestmark = pytest.mark.browser
 
 LLAMA = {
-    "kind": "huggingface", "model": "", "revision": "", "config": {"model_type": "llama"},
-    "tokenizer": "", "context": 64, "data": "file:///data/text.parquet", "data_format": "parquet",
-    "data_config": "", "data_split": "train", "text_column": "body", "documents": 7,
+    "kind": "huggingface",
+    "model": "",
+    "revision": "",
+    "config": {"model_type": "llama"},
+    "tokenizer": "",
+    "context": 64,
+    "data": "file:///data/text.parquet",
+    "data_format": "parquet",
+    "data_config": "",
+    "data_split": "train",
+    "text_column": "body",
+    "documents": 7,
     "eval_tokens": 512,
-}  # fmt: skip
+}
 
 
 def count(site: Site, name: str) -> str:
@@ -33,45 +42,45 @@ def llama(site: Site) -> str:
         f"Run.objects.filter(pk={run!r}).update(workload={LLAMA!r})\n"
         f"Checkpoint.objects.create(run_id={run!r}, round=5, key='k', size_bytes=1, digest='d', "
         "created_at=timezone.now())\n"
-        "for name in ('On call, who is called in many more words than fit', 'chat'):\n"
+        "for name in ('On call, a webhook with a name that is too long to fit', 'chat'):\n"
         "    Webhook.objects.create(name=name, url='https://example.org', kinds=['finished'], "
         "created_at=timezone.now())"
     )
     return run
 
 
-def wide_as_the_window(page: Page) -> bool:
+def fits_the_window(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 )
-def test_a_clone_is_chosen_in_the_form(window: Window, llama: str, width: int, scheme: str) -> None:
+def test_clone_is_selected_in_the_form(window: Window, llama: str, width: int, scheme: str) -> None:
     page = window.open("/runs/new", width=width, scheme=scheme)
-    expect(page.get_by_label("Begin with")).to_be_visible()
-    expect(page.get_by_label("Like", exact=True)).to_be_hidden()
+    expect(page.get_by_label("Template", exact=True)).to_be_visible()
+    expect(page.get_by_label("Run to clone")).to_be_hidden()
     page.get_by_role("radio", name="Clone of a run").check()
-    choose(page, "Like", "A llama · 12 rounds")
+    choose(page, "Run to clone", "A llama · 12 rounds")
     page.get_by_role("button", name="Fill in").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("A llama (copy)")
     assert page.url.endswith(f"/runs/new?clone={llama}")
     expect(page.get_by_role("radio", name="Hugging Face")).to_be_checked()
-    expect(page.get_by_label("Or a configuration")).to_have_value(re.compile("llama"))
+    expect(page.get_by_label("Configuration")).to_have_value(re.compile("llama"))
     expect(page.get_by_label("Column", exact=True)).to_have_value("body")
     expect(page.get_by_role("radio", name="mini")).to_be_hidden()
     window.shoot(page, f"submit-clone-{width}-{scheme}")
-    assert wide_as_the_window(page)
+    assert fits_the_window(page)
 
 
 def choose(page: Page, label: str, run: str) -> None:
-    """The run whose option begins like that; who owns it and since when comes behind."""
+    """Select the option that contains ``run``; options also show owner and age."""
     field = page.get_by_label(label, exact=True)
     option = field.locator("option", has_text=run).first
     field.select_option(value=option.get_attribute("value"))
 
 
-def test_enter_in_find_looks_for_a_run_and_keeps_what_is_typed(window: Window, site: Site) -> None:
+def test_enter_in_the_search_field_keeps_other_input(window: Window, site: Site) -> None:
     site.seed("name='A needle', state='succeeded', committed=2")
     page = window.open("/runs/new", width=360)
     page.get_by_label("Name", exact=True).fill("Half typed")
@@ -80,18 +89,18 @@ def test_enter_in_find_looks_for_a_run_and_keeps_what_is_typed(window: Window, s
     page.keyboard.press("Enter")
     expect(page.get_by_text("1 found.")).to_be_visible()
     expect(page.get_by_label("Name", exact=True)).to_have_value("Half typed")
-    choose(page, "Like", "A needle · 2 rounds")
-    bar = page.get_by_title("To the whole estimate, and Launch")
-    expect(bar).to_be_in_viewport()  # what it amounts to is in sight on a telephone too
+    choose(page, "Run to clone", "A needle · 2 rounds")
+    bar = page.get_by_title("Go to the full estimate and Launch")
+    expect(bar).to_be_in_viewport()  # the summary stays visible on narrow screens
     expect(bar).to_contain_text("parameters")
     bar.click()
     expect(page.get_by_role("button", name="Launch")).to_be_in_viewport()
 
 
-def test_a_fork_names_run_and_round(window: Window, llama: str) -> None:
+def test_fork_has_run_and_round(window: Window, llama: str) -> None:
     page = window.open("/runs/new", width=1280)
     page.get_by_role("radio", name="Fork of a run").check()
-    choose(page, "Weights of", "A llama · 12 rounds")
+    choose(page, "Run to fork", "A llama · 12 rounds")
     page.get_by_label("After round").fill("5")
     window.shoot(page, "submit-source-fork", full=False)
     page.get_by_role("button", name="Fill in").click()
@@ -99,7 +108,7 @@ def test_a_fork_names_run_and_round(window: Window, llama: str) -> None:
     assert page.url.endswith(f"?fork={llama}&round=5")
 
 
-def test_what_is_trained_decides_what_is_asked(window: Window) -> None:
+def test_fields_follow_the_workload(window: Window) -> None:
     page = window.open("/runs/new", width=1280)
     model, split = page.get_by_label("Model", exact=True), page.get_by_label("Split")
     expect(model).to_be_hidden()
@@ -110,7 +119,7 @@ def test_what_is_trained_decides_what_is_asked(window: Window) -> None:
     expect(split).to_be_visible()
     expect(page.get_by_label("Evaluation text")).to_be_hidden()
     model.focus()
-    model.blur()  # it has to be there, and nobody typed anything
+    model.blur()  # a required field that is empty
     expect(page.locator("#id_model_error")).to_contain_text("found neither")
     page.get_by_role("radio", name="Byte-level GPT").check()
     expect(split).to_be_hidden()
@@ -120,27 +129,27 @@ def test_what_is_trained_decides_what_is_asked(window: Window) -> None:
 @pytest.mark.parametrize(
     ("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 )
-def test_a_dry_run_launches_nothing(
+def test_dry_run_launches_nothing(
     window: Window, site: Site, llama: str, width: int, scheme: str
 ) -> None:
     page = window.open("/runs/new", width=width, scheme=scheme)
-    page.get_by_label("Name", exact=True).fill("Only tried")
+    page.get_by_label("Name", exact=True).fill("Dry run only")
     page.get_by_role("checkbox", name="chat").uncheck()
     page.get_by_role("button", name="Dry run").dblclick()
-    said = page.locator("[data-dry-run]")
-    expect(said).to_be_focused()
-    expect(said).to_contain_text("Nothing was launched")
-    expect(said).to_contain_text("4 × local cpu")
-    said.get_by_text("as JSON").click()
-    expect(said.get_by_label("What would be launched")).to_contain_text('"name": "Only tried"')
+    result = page.locator("[data-dry-run]")
+    expect(result).to_be_focused()
+    expect(result).to_contain_text("Nothing was launched")
+    expect(result).to_contain_text("4 × local cpu")
+    result.get_by_text("as JSON").click()
+    expect(result.get_by_label("Launch request")).to_contain_text('"name": "Dry run only"')
     window.shoot(page, f"submit-dry-run-{width}-{scheme}")
-    assert wide_as_the_window(page)
-    expect(page.get_by_label("Name", exact=True)).to_have_value("Only tried")
+    assert fits_the_window(page)
+    expect(page.get_by_label("Name", exact=True)).to_have_value("Dry run only")
     expect(page.get_by_role("checkbox", name="chat")).not_to_be_checked()
-    assert count(site, "Only tried") == "0"
+    assert count(site, "Dry run only") == "0"
 
 
-def test_enter_in_a_field_only_tries(window: Window, site: Site) -> None:
+def test_enter_in_a_field_is_a_dry_run(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("By Enter")
     page.keyboard.press("Enter")
@@ -151,7 +160,7 @@ def test_enter_in_a_field_only_tries(window: Window, site: Site) -> None:
     assert count(site, "By Enter") == "1"
 
 
-def test_a_dry_run_that_would_not_do_takes_the_focus(window: Window) -> None:
+def test_failed_dry_run_focuses_the_summary(window: Window) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Local steps (H)").fill("0")
     page.get_by_role("button", name="Dry run").click()
@@ -160,7 +169,7 @@ def test_a_dry_run_that_would_not_do_takes_the_focus(window: Window) -> None:
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
-def test_what_was_typed_survives_signing_in_again(window: Window, site: Site) -> None:
+def test_input_survives_an_expired_session(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("Typed at length")
     page.get_by_role("button", name="Add a pool").click()
@@ -170,12 +179,12 @@ def test_what_was_typed_survives_signing_in_again(window: Window, site: Site) ->
     page.get_by_label("Username").fill("olga")
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_text("Filled in as you sent it")).to_be_visible()
+    expect(page.get_by_text("Your entries from before")).to_be_visible()
     expect(page.get_by_label("Name", exact=True)).to_have_value("Typed at length")
     expect(page.get_by_role("spinbutton", name="Replicas").nth(1)).to_have_value("2")
     assert count(site, "Typed at length") == "0"
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Typed at length")
-    page.goto(f"{site.url}/runs/new")  # what has arrived is not filled in again
+    page.goto(f"{site.url}/runs/new")  # submitted input is not restored
     expect(page.get_by_label("Name", exact=True)).to_have_value("Local demo")
     window.errors[:] = [e for e in window.errors if "403" not in e]

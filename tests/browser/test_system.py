@@ -1,6 +1,8 @@
-"""The System tab: what replicas use, drawn as the other charts are; unknown is said, not drawn."""
+"""The System tab: resource usage of replicas as charts; missing series show a text."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from playwright.sync_api import expect
@@ -20,11 +22,11 @@ def make(site: Site, *, replicas: int, gpu: bool = True, name: str = "Used") -> 
     )
 
 
-def test_each_replicas_curve_against_the_band(window: Window, site: Site) -> None:
+def test_curves_of_replicas_and_their_range(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site, replicas=4)}/?tab=system")
     for name in CHARTS:
         plot = page.locator(f'[data-panel="system"] [data-plot="{name}"]')
-        expect(plot.locator("[data-legend] button")).to_have_count(6)  # band, mean, four replicas
+        expect(plot.locator("[data-legend] button")).to_have_count(6)  # range, mean, four replicas
     memory = page.locator('[data-plot="memory"]')
     expect(memory.locator('[data-id="r0"] output')).to_have_text("2.40 GB")
     expect(page.locator('[data-plot="up"] [data-id="r1"] output')).to_contain_text("MB/s")
@@ -40,22 +42,22 @@ def test_arrow_keys_read_a_chart(window: Window, site: Site) -> None:
     plot = page.locator('[data-plot="cpu"]')
     expect(plot.locator("canvas").first).to_be_visible()
     plot.locator("[data-chart]").press("ArrowRight")
-    expect(plot.locator("[data-say]")).to_contain_text("Replica 0 1.")
+    expect(plot.locator("[data-announce]")).to_contain_text("Replica 0 1.")
 
 
-def test_what_nobody_told_is_said_and_not_drawn_as_nought(window: Window, site: Site) -> None:
+def test_missing_series_show_a_text_instead_of_zeros(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site, replicas=2, gpu=False)}/?tab=system")
     for name in ("gpu", "gpu_memory"):
         chart = page.locator(f'[data-plot="{name}"] [data-chart]')
-        expect(chart).to_have_attribute("data-empty", "No replica has told of a GPU")
+        expect(chart).to_have_attribute("data-empty", "No replica has reported a GPU")
     expect(page.locator('[data-plot="cpu"] [data-legend] button')).to_have_count(4)
     none = site.seed("name='Nothing yet', state='queued', committed=0, replicas=2")
     page = window.open(f"/runs/{none}/?tab=system")
     chart = page.locator('[data-plot="memory"] [data-chart]')
-    expect(chart).to_have_attribute("data-empty", "The first point comes with the first step")
+    expect(chart).to_have_attribute("data-empty", "Data appears after the first step")
 
 
-def test_both_toolbars_are_one(window: Window, site: Site) -> None:
+def test_toolbars_of_both_tabs_are_linked(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system")
     panel = page.locator('[data-panel="system"]')
     panel.get_by_role("button", name="Tokens", exact=True).click()
@@ -72,7 +74,7 @@ def test_both_toolbars_are_one(window: Window, site: Site) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures(window: Window, site: Site, scheme: str) -> None:
+def test_layout(window: Window, site: Site, scheme: str) -> None:
     many = make(site, replicas=24, name="A run whose name is long " * 3)
     for width in (1280, 360):
         page = window.open(f"/runs/{many}/?tab=system", width=width, scheme=scheme)
@@ -82,7 +84,7 @@ def test_pictures(window: Window, site: Site, scheme: str) -> None:
         assert wide <= 0
 
 
-def test_the_table_of_replicas_has_the_newest_figures(window: Window, site: Site) -> None:
+def test_replica_table_shows_the_newest_figures(window: Window, site: Site) -> None:
     run = make(site, replicas=2)
     page = window.open(f"/runs/{run}/?tab=replicas")
     row = page.locator('[data-replicas="long"] tr[data-key="1"]')
@@ -95,8 +97,6 @@ def test_the_table_of_replicas_has_the_newest_figures(window: Window, site: Site
         "import json\nfrom runs.queries import fleet\nfrom runs.models import Run\n"
         f"print(json.dumps(fleet.replica_rows(Run.objects.get(pk='{run}'))))"
     )
-    import json
-
     replicas = json.loads(rows)
     replicas[1] |= {"gpu_busy": 0.31, "gpu_memory_bytes": None, "up_bytes_per_s": None}
     site.publish(run, replicas=replicas)
@@ -106,7 +106,7 @@ def test_the_table_of_replicas_has_the_newest_figures(window: Window, site: Site
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_figures_are_in_the_cards_of_a_telephone(
+def test_figures_are_in_the_cards_on_narrow_screens(
     window: Window, site: Site, scheme: str
 ) -> None:
     name = "A run whose name is long " * 3

@@ -1,4 +1,4 @@
-"""Who looks at the pages."""
+"""The user of the page tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.browser import seed
 
 
 @pytest.fixture
-def olga(client: Client, db: None) -> Any:
-    """An operator, who has signed in with ``client``."""
+def operator_user(client: Client, db: None) -> Any:
+    """An operator who is signed in with ``client``."""
     user = seed.user("olga", "operator")
     client.force_login(user)
     return user

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 TIMEOUT_S = 20
-"""A stream that says nothing fails its test."""
+"""Time after which a silent stream fails its test."""
 
 
 def watch(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,11 +1,12 @@
-"""A backend that says what a test wants it to, in the place of Modal's.
+"""A stub backend that replaces Modal.
 
-Pages and preflight speak the protocol of :mod:`executors.base`; that the executors themselves do is
-``tests/contracts``' matter.
+It implements the protocol of :mod:`executors.base` for tests of pages and preflight;
+``tests/contracts`` tests the executors themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from runs.backends import executors
 
 
 class Stub:
-    """Read by every executor of :func:`stubbed`."""
+    """Behaviour of all executors of :func:`stubbed`."""
 
     def __init__(self) -> None:
         self.capabilities = Capabilities(
@@ -37,12 +38,12 @@ class Stub:
         self.problems: list[Problem] = []
         self.lines: list[str] = []
         self.hang: threading.Event | None = None
-        self.asked: list[tuple[ReplicaSpec, int]] = []
+        self.preflights: list[tuple[ReplicaSpec, int]] = []
 
     def can(self, **changes: Any) -> None:
         self.capabilities = replace(self.capabilities, **changes)
 
-    def answer(self) -> None:
+    def respond(self) -> None:
         if self.hang is not None:
             self.hang.wait(60)
         if self.error is not None:
@@ -63,29 +64,30 @@ class StubExecutor:
         return STUB.capabilities
 
     def check(self) -> str:
-        STUB.answer()
+        STUB.respond()
         return STUB.who
 
     def preflight(self, spec: ReplicaSpec, count: int) -> list[Problem]:
-        STUB.asked.append((spec, count))
+        STUB.preflights.append((spec, count))
         return STUB.problems
 
     def logs(
         self, handle: ReplicaHandle, *, after: str = "", follow: bool = False
     ) -> Iterator[LogLine]:
-        STUB.answer()
+        STUB.respond()
         begin = int(after or 0)
         for n, text in enumerate(STUB.lines[begin:], begin + 1):
             yield LogLine(text=text, position=str(n))
 
     def ensure(self, *args: Any, **options: Any) -> Sequence[ReplicaHandle]:
-        raise AssertionError("nothing may be started here")
+        raise AssertionError("no job can be started in this test")
 
 
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    """For a fixture: a fresh stub in Modal's place."""
+    """For a fixture: a new stub in place of Modal."""
     STUB.__init__()  # type: ignore[misc]
-    monkeypatch.setitem(registry.CLASSES, "modal", f"{__name__}:StubExecutor")
+    stub = dataclasses.replace(registry.DESCRIPTIONS["modal"], executor=f"{__name__}:StubExecutor")
+    monkeypatch.setitem(registry.DESCRIPTIONS, "modal", stub)
     executors._executor.cache_clear()
     yield STUB
     if STUB.hang is not None:

@@ -14,13 +14,13 @@ from django.utils import timezone
 from diloco.store.open import open_store
 from runs.models import Checkpoint, Run
 from tests.browser import seed, seed_fleet
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
 
 SIGN_IN, REFUSED, OK, MOVED = 302, 403, 200, 303
 PAGES = {
-    # name: method, then what anonymous, viewer, owner, stranger and admin get
+    # name: method, then the status for anonymous, viewer, owner, stranger and admin
     "runs": ("get", SIGN_IN, OK, OK, OK, OK),
     "runs-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-new": ("get", SIGN_IN, REFUSED, OK, OK, OK),
@@ -28,7 +28,6 @@ PAGES = {
     "run-test": ("post", SIGN_IN, REFUSED, OK, OK, OK),
     "run": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
-    "run-points": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-round": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -67,9 +66,9 @@ SENT = {
     "pool-scale": {"count": "2"},
 }
 TESTED_ELSEWHERE = {
-    *("runs-stream", "run-stream"),  # test_stream.py
+    *("runs-stream", "run-stream"),  # live/
     *("run-alerts", "alert-acknowledge"),  # test_alerts_tab.py
-    *("people", "person-role", "person-active", "person-reset"),  # test_account_people.py
+    *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
     *("view-save", "view"),  # test_saved_views_page.py
@@ -79,22 +78,22 @@ TESTED_ELSEWHERE = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    made = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
-    for replica in made.replicas.all():
+    created = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
+    for replica in created.replicas.all():
         seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
     key = "checkpoints/00000002/00000.00001-0123abcd/weights.safetensors"
-    made.rendezvous = tmp_path.as_uri()
-    made.save()
-    open_store(made.rendezvous).put(key, b"weights")
+    created.rendezvous = tmp_path.as_uri()
+    created.save()
+    open_store(created.rendezvous).put(key, b"weights")
     Checkpoint.objects.create(
-        run=made,
+        run=created,
         round=2,
         key=key,
         size_bytes=7,
         created_at=timezone.now(),
         digest=hashlib.sha256(b"weights").hexdigest(),
     )
-    return made
+    return created
 
 
 def test_every_url_is_in_the_table() -> None:
@@ -104,19 +103,19 @@ def test_every_url_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAGES)
-def test_who_gets_what(name: str, kind: str, run: Run) -> None:
+def test_status_of_every_view_by_role(name: str, kind: str, run: Run) -> None:
     method, *expected = PAGES[name]
     client = client_for(kind, run.owner)
-    answer = getattr(client, method)(address(name, run), SENT.get(name))
+    response = getattr(client, method)(address(name, run), SENT.get(name))
     wanted = expected[KINDS.index(kind)]
     if wanted == SIGN_IN:
-        assert answer.status_code == 302
-        assert answer["Location"].startswith("/login")
+        assert response.status_code == 302
+        assert response["Location"].startswith("/login")
     elif wanted == MOVED:
-        assert answer.status_code == 302
-        assert not answer["Location"].startswith("/login?next")
+        assert response.status_code == 302
+        assert not response["Location"].startswith("/login?next")
     else:
-        assert answer.status_code == wanted
+        assert response.status_code == wanted
 
 
 def address(name: str, run: Run) -> str:
@@ -134,30 +133,29 @@ def address(name: str, run: Run) -> str:
         args.append(run.pools.get().pk)
     query = {
         "run-series": "?of=loss",
-        "run-points": "?series=loss&replica=0",
         "replica-log": "?attempt=1",
     }
     return reverse(name, args=args) + query.get(name, "")
 
 
 @pytest.mark.parametrize("name", sorted(n for n, row in PAGES.items() if row[0] == "post"))
-def test_no_post_without_a_csrf_token(name: str, run: Run) -> None:
+def test_post_requires_a_csrf_token(name: str, run: Run) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
-    answer = client.post(address(name, run))
-    assert answer.status_code == 403
-    assert b"This form has expired" in answer.content
+    response = client.post(address(name, run))
+    assert response.status_code == 403
+    assert b"This form has expired" in response.content
     run.refresh_from_db()
     assert run.state == "running"
 
 
 @pytest.mark.parametrize("kind", ["viewer", "stranger", "owner", "admin"])
-def test_stop_button_only_for_those_who_may(kind: str, run: Run) -> None:
+def test_the_stop_button_requires_permission(kind: str, run: Run) -> None:
     page = client_for(kind, run.owner).get(reverse("run", args=[run.pk])).content.decode()
     assert ("data-stop-form" in page) == (kind in ("owner", "admin"))
 
 
 @pytest.mark.parametrize("kind", ["viewer", "stranger", "owner", "admin"])
-def test_buttons_for_pools_and_replicas_only_for_those_who_may(kind: str, run: Run) -> None:
+def test_pool_and_replica_buttons_require_permission(kind: str, run: Run) -> None:
     client = client_for(kind, run.owner)
     may = kind in ("owner", "admin")
     page = client.get(reverse("run", args=[run.pk]) + "?tab=replicas").content.decode()
@@ -168,9 +166,9 @@ def test_buttons_for_pools_and_replicas_only_for_those_who_may(kind: str, run: R
         assert (mark in page) == may
 
 
-def test_somebody_without_a_role_finds_no_replica(run: Run) -> None:
+def test_users_without_a_role_see_no_replica(run: Run) -> None:
     client = Client()
-    client.force_login(seed.user("nobody", ""))
+    client.force_login(seed.user("no-role", ""))
     for name in ("replica", "replica-log"):
         assert client.get(address(name, run)).status_code == 404
     for name in ("replica-stop", "replica-restart", "pool-scale", "pool-add"):
@@ -178,18 +176,18 @@ def test_somebody_without_a_role_finds_no_replica(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["viewer", "owner"])
-def test_new_run_button_only_for_those_who_may(kind: str, run: Run) -> None:
+def test_the_new_run_button_requires_permission(kind: str, run: Run) -> None:
     page = client_for(kind, run.owner).get("/").content.decode()
-    assert ("New run" in page) == (kind == "owner")
+    assert (f'href="{reverse("run-new")}"' in page) == (kind == "owner")
 
 
-def test_a_run_that_is_not_there_is_a_404_in_our_design(run: Run) -> None:
-    answer = client_for("owner", run.owner).get("/runs/00000000-0000-4000-8000-000000000000/")
-    assert answer.status_code == 404
-    assert b"Nothing lies here" in answer.content
+def test_an_unknown_run_is_a_styled_404(run: Run) -> None:
+    response = client_for("owner", run.owner).get("/runs/00000000-0000-4000-8000-000000000000/")
+    assert response.status_code == 404
+    assert b"Page not found" in response.content
 
 
 def test_the_server_error_page_needs_no_context(client: Any) -> None:
     from django.template.loader import render_to_string
 
-    assert "Something broke" in render_to_string("500.html")
+    assert "Internal server error" in render_to_string("500.html")

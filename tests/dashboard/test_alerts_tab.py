@@ -1,4 +1,4 @@
-"""The Alerts tab: who sees it, who acknowledges, and the numbers on tab and list."""
+"""The Alerts tab: visibility, acknowledging, and the counts on tab and list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from runs.models import Alert
 from tests.browser import seed
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
 
@@ -28,9 +28,15 @@ def alert(run: Any) -> Alert:
 def make(run: Any, kind: str, *, open: bool = True, **more: Any) -> Alert:
     now = timezone.now()
     return Alert.objects.create(
-        run=run, kind=kind, level="warning", first_at=now, opened_at=now, told_at=now,
-        closed_at=None if open else now, **more,
-    )  # fmt: skip
+        run=run,
+        kind=kind,
+        level="warning",
+        first_at=now,
+        opened_at=now,
+        notified_at=now,
+        closed_at=None if open else now,
+        **more,
+    )
 
 
 def shown(count: int) -> str:
@@ -38,7 +44,7 @@ def shown(count: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_everybody_with_a_role_sees_them_and_who_may_operate_acknowledges(
+def test_viewers_see_alerts_and_operators_acknowledge_them(
     kind: str, run: Any, alert: Alert
 ) -> None:
     client = client_for(kind, run.owner)
@@ -51,36 +57,36 @@ def test_everybody_with_a_role_sees_them_and_who_may_operate_acknowledges(
         assert "loss &lt;9&gt; in round 7" in page
         assert ("Acknowledge<" in page) == may
         assert (b"Acknowledge<" in client.get(f"/runs/{run.pk}/?tab=alerts").content) == may
-    answer = client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge")
+    response = client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge")
     alert.refresh_from_db()
     assert (alert.acknowledged_by is not None) == may
     if may:
-        assert answer["Location"] == f"/runs/{run.pk}/?tab=alerts"
-        assert "seen by" in client.get(f"/runs/{run.pk}/alerts").content.decode()
+        assert response["Location"] == f"/runs/{run.pk}/?tab=alerts"
+        assert "acknowledged by" in client.get(f"/runs/{run.pk}/alerts").content.decode()
     else:
-        assert answer.status_code == (302 if kind == "anonymous" else 403)
+        assert response.status_code == (302 if kind == "anonymous" else 403)
 
 
-def test_somebody_without_a_role_finds_none(run: Any, alert: Alert) -> None:
+def test_users_without_a_role_see_no_alerts(run: Any, alert: Alert) -> None:
     client = Client()
-    client.force_login(seed.user("nobody", ""))
+    client.force_login(seed.user("no-role", ""))
     assert client.get(f"/runs/{run.pk}/alerts").status_code == 404
     assert client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge").status_code == 404
 
 
-def test_an_alert_of_another_run_is_not_there(run: Any) -> None:
+def test_an_alert_of_another_run_is_a_404(run: Any) -> None:
     other = make(seed.run(seed.user("other", "operator"), committed=0), "spike", message="x")
     client = client_for("owner", run.owner)
     assert client.post(f"/runs/{run.pk}/alerts/{other.pk}/acknowledge").status_code == 404
 
 
-def test_only_by_post_with_a_token(run: Any, alert: Alert) -> None:
+def test_acknowledge_requires_post_and_csrf_token(run: Any, alert: Alert) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
     assert client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge").status_code == 403
     assert client.get(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge").status_code == 405
 
 
-def test_the_numbers_count_what_is_open_and_not_acknowledged(run: Any, alert: Alert) -> None:
+def test_the_counts_include_only_open_unacknowledged_alerts(run: Any, alert: Alert) -> None:
     make(run, "nan", subject="replica 1", message="x")
     make(run, "goodput", open=False, message="x")
     client = client_for("owner", run.owner)
@@ -91,13 +97,13 @@ def test_the_numbers_count_what_is_open_and_not_acknowledged(run: Any, alert: Al
         assert shown(1) in client.get(path).content.decode()
 
 
-def test_none_says_so_and_shows_no_number(run: Any) -> None:
+def test_no_alerts_shows_a_message_and_no_count(run: Any) -> None:
     page = client_for("owner", run.owner).get(f"/runs/{run.pk}/?tab=alerts").content.decode()
-    assert "Nothing has called for attention" in page
+    assert "No alerts." in page
     assert "data-alert-count hidden" in page
 
 
-def test_many_cost_no_more_queries_than_one(
+def test_the_number_of_queries_does_not_depend_on_alerts(
     run: Any, alert: Alert, django_assert_num_queries: Any
 ) -> None:
     from django.db import connection
@@ -107,7 +113,13 @@ def test_many_cost_no_more_queries_than_one(
     with CaptureQueriesContext(connection) as few:
         client.get(f"/runs/{run.pk}/alerts")
     for number in range(20):
-        make(run, "replica_lost", subject=f"replica {number}", message="x",
-             acknowledged_by=run.owner, acknowledged_at=timezone.now())  # fmt: skip
+        make(
+            run,
+            "replica_lost",
+            subject=f"replica {number}",
+            message="x",
+            acknowledged_by=run.owner,
+            acknowledged_at=timezone.now(),
+        )
     with django_assert_num_queries(len(few)):
         client.get(f"/runs/{run.pk}/alerts")

@@ -1,5 +1,5 @@
-"""Backups as docs/operations.md says, with its own words, while another process writes; restored
-into a new place and compared table by table."""
+"""Backups with the commands of docs/operations.md, while another process writes: restored in a new
+place and compared table by table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from tests import postgres
 from tests.servers import child, wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -49,11 +49,11 @@ for model in sorted(apps.get_models(include_auto_created=True), key=lambda m: m.
 """
 
 
-def told(beginning: str) -> str:
-    """The one command of the documentation that begins so."""
+def command_of(beginning: str) -> str:
+    """The only command in the documentation that starts with this text."""
     text = (REPOSITORY / "docs" / "operations.md").read_text()
-    (found,) = re.findall(rf"^{re.escape(beginning)}.*$", text, re.MULTILINE)
-    return str(found)
+    (result,) = re.findall(rf"^{re.escape(beginning)}.*$", text, re.MULTILINE)
+    return str(result)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -75,12 +75,16 @@ def migrate(env: dict[str, str], *more: str) -> None:
 
 @contextlib.contextmanager
 def writing(env: dict[str, str], log: Path) -> Iterator[None]:
-    """Another process writes meanwhile."""
+    """Run another process that writes."""
     command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", WRITE]
     with child(command, log=log, env=env, cwd=REPOSITORY) as process:
-        begun = "\n20\n"
-        wait_until(lambda: log.exists() and begun in log.read_text(), "nobody writes",
-                   process=process, log=log)  # fmt: skip
+        has_started = "\n20\n"
+        wait_until(
+            lambda: log.exists() and has_started in log.read_text(),
+            "the first writes",
+            process=process,
+            log=log,
+        )
         yield
         assert process.poll() is None, log.read_text()
 
@@ -98,7 +102,7 @@ def test_sqlite(tmp_path: Path) -> None:
     migrate(env)
     django(FILL, env)
     before = django(DIGESTS, env)
-    words = told('.venv/bin/python -c "import sqlite3')
+    words = command_of('.venv/bin/python -c "import sqlite3')
     assert words.startswith(".venv/bin/python ")
     with writing(env, tmp_path / "log"):
         subprocess.run([sys.executable, *shlex.split(words)[1:]], cwd=tmp_path, env=env, check=True)
@@ -113,7 +117,7 @@ def test_sqlite(tmp_path: Path) -> None:
 def server() -> Iterator[postgres.PostgresServer]:
     binaries = postgres.postgres_binaries()
     assert binaries is not None
-    # Every user may reach it, as none may pytest's own folder.
+    # Every user can reach it, unlike pytest's own folder.
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         with postgres.running_postgres(Path(folder) / "postgres", binaries) as started:
@@ -129,7 +133,7 @@ def test_postgresql(tmp_path: Path, server: postgres.PostgresServer) -> None:
     django(FILL, env)
     before = django(DIGESTS, env)
     with writing(env, tmp_path / "log"):
-        subprocess.run(told("pg_dump "), shell=True, cwd=tmp_path, env=env, check=True)
+        subprocess.run(command_of("pg_dump "), shell=True, cwd=tmp_path, env=env, check=True)
     env["DATABASE_URL"] = new
-    subprocess.run(told("pg_restore "), shell=True, cwd=tmp_path, env=env, check=True)
+    subprocess.run(command_of("pg_restore "), shell=True, cwd=tmp_path, env=env, check=True)
     is_as_before(before, env)

@@ -1,4 +1,4 @@
-"""What charts are answered: packed, small, of the right window; and what is asked wrongly."""
+"""Data of the charts: compact, small, for the requested window; and invalid parameters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run() -> Run:
-    made: Run = seed.run(
+    created: Run = seed.run(
         seed.user("olga", "operator"), committed=12, replicas=4, total_rounds=20, sync_every=60
     )
-    return made
+    return created
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def client(run: Run) -> Client:
 
 
 def ask(client: Client, run: Run, name: str = "run-series", **query: Any) -> Any:
-    answer = client.get(reverse(name, args=[run.pk]), query)
-    assert answer.status_code == 200, answer.content
-    return answer.json()
+    response = client.get(reverse(name, args=[run.pk]), query)
+    assert response.status_code == 200, response.content
+    return response.json()
 
 
 def x_of(curve: Any) -> list[float]:
@@ -49,8 +49,9 @@ def x_of(curve: Any) -> list[float]:
 def test_curves_are_differences_and_a_band(client: Client, run: Run) -> None:
     body = ask(client, run, of="loss,eval_loss")
     assert [(c["series"], c["replica"]) for c in body["curves"]] == [
-        ("eval_loss", None), *(("loss", n) for n in range(4))
-    ]  # fmt: skip
+        ("eval_loss", None),
+        *(("loss", n) for n in range(4)),
+    ]
     loss = body["curves"][1]
     assert x_of(loss) == list(range(1, 732))
     assert (loss["total"], loss["level"], body["replicas"]) == (731, 0, 4)
@@ -61,7 +62,7 @@ def test_curves_are_differences_and_a_band(client: Client, run: Run) -> None:
     assert band["mean"][at] == pytest.approx(sum(values) / 4, rel=1e-5)
 
 
-def test_each_axis_has_its_scale(client: Client, run: Run) -> None:
+def test_each_axis_has_its_own_scale(client: Client, run: Run) -> None:
     raw = {c["replica"]: c for c in ask(client, run, of="loss", x="round")["curves"]}
     assert x_of(raw[2])[-1] == pytest.approx(731 / 60)
     tokens = ask(client, run, of="loss", x="tokens")["curves"][0]
@@ -70,41 +71,44 @@ def test_each_axis_has_its_scale(client: Client, run: Run) -> None:
     wall = ask(client, run, of="loss", x="wall")["curves"][0]
     relative = ask(client, run, of="loss", x="relative")["curves"][0]
     assert run.first_step_at is not None
-    begun = run.first_step_at.timestamp()
-    assert x_of(wall)[5] - begun == pytest.approx(x_of(relative)[5], abs=2e-3)
+    has_started = run.first_step_at.timestamp()
+    assert x_of(wall)[5] - has_started == pytest.approx(x_of(relative)[5], abs=2e-3)
 
 
 @pytest.mark.parametrize("x", ["step", "round", "tokens", "wall", "relative"])
-def test_a_window_is_of_the_axis(client: Client, run: Run, x: str) -> None:
+def test_the_window_applies_to_the_chosen_axis(client: Client, run: Run, x: str) -> None:
     whole = x_of(ask(client, run, of="loss", x=x)["curves"][0])
     low, high = whole[200], whole[400]
-    found = ask(client, run, of="loss", x=x, **{"from": low, "to": high})["curves"][0]
-    inside = [v for v in x_of(found) if low <= v <= high]
+    result = ask(client, run, of="loss", x=x, **{"from": low, "to": high})["curves"][0]
+    inside = [v for v in x_of(result) if low <= v <= high]
     assert len(inside) >= 199
-    assert len(found["x"]) < 260
+    assert len(result["x"]) < 260
 
 
-def test_a_long_curve_is_a_small_answer(client: Client, run: Run) -> None:
+def test_a_long_curve_gives_a_small_response(client: Client, run: Run) -> None:
     steps = list(range(100_000))
     values = [3 + math.sin(s) for s in steps]
     values[54_321] = math.nan
     values[54_400] = 1e9
     points = Points.of(
-        step=steps, round=[0] * len(steps), tokens=steps, wall_s=[1.7e9 + s for s in steps],
+        step=steps,
+        round=[0] * len(steps),
+        tokens=steps,
+        wall_s=[1.7e9 + s for s in steps],
         value=values,
-    )  # fmt: skip
+    )
     downsampling.add_points(run, run.replicas.get(number=0), {"grad_norm": points}, key="step")
-    answer = client.get(reverse("run-series", args=[run.pk]), {"of": "grad_norm", "x": "wall"})
-    (curve,) = answer.json()["curves"]
+    response = client.get(reverse("run-series", args=[run.pk]), {"of": "grad_norm", "x": "wall"})
+    (curve,) = response.json()["curves"]
     assert curve["total"] == 100_000
     assert len(curve["x"]) <= 4000
-    assert len(answer.content) < 64_000
+    assert len(response.content) < 64_000
     assert 1e9 in curve["y"]
     assert [kind for _, kind in curve["odd"]] == ["nan"]
     assert x_of(curve)[curve["odd"][0][0]] == pytest.approx(1.7e9 + 54_321)
 
 
-def test_many_replicas_are_a_band_and_those_asked_for(client: Client) -> None:
+def test_many_replicas_are_a_band_plus_selected_ones(client: Client) -> None:
     run = seed.run(seed.user("olga", "operator"), committed=2, replicas=20, sync_every=20)
     body = ask(client, run, of="loss", replica="3,17")
     assert [c["replica"] for c in body["curves"]] == [3, 17]
@@ -131,16 +135,16 @@ def test_many_replicas_are_a_band_and_those_asked_for(client: Client) -> None:
         ("run-timeline", {"from": "1e300"}),
     ],
 )
-def test_a_bad_question_gets_expected_and_found(
+def test_invalid_parameters_get_an_error_message(
     client: Client, run: Run, name: str, query: dict[str, str]
 ) -> None:
-    answer = client.get(reverse(name, args=[run.pk]), query)
-    assert answer.status_code == 400
-    assert b"expected" in answer.content
-    assert b"found" in answer.content
+    response = client.get(reverse(name, args=[run.pk]), query)
+    assert response.status_code == 400
+    assert b"expected" in response.content
+    assert b"found" in response.content
 
 
-def test_odd_windows_are_no_error(client: Client, run: Run) -> None:
+def test_unusual_windows_are_accepted(client: Client, run: Run) -> None:
     for low, high in (("1e15", ""), ("-1e15", "-1e14"), ("500", "100")):
         for x in ("step", "tokens", "wall"):
             ask(client, run, of="loss,norm,none", x=x, **{"from": low, "to": high})
@@ -164,9 +168,7 @@ def test_the_heatmap_has_a_digit_per_round_and_replica(client: Client, run: Run)
     assert list(itertools.accumulate(ask(client, run, "run-heatmap", below=3)["numbers"])) == [1, 2]
 
 
-def test_the_heatmap_says_who_was_late_by_how_much_and_who_was_healing(
-    client: Client, run: Run
-) -> None:
+def test_the_heatmap_has_lateness_and_healing(client: Client, run: Run) -> None:
     assert ask(client, run, "run-heatmap")["late"] == []
     seed_rounds.late_and_healing(run)
     body = ask(client, run, "run-heatmap")
@@ -176,15 +178,15 @@ def test_the_heatmap_says_who_was_late_by_how_much_and_who_was_healing(
     ]
     rows = [body["outcomes"][i : i + 4] for i in range(0, 52, 4)]
     assert [body["names"][int(rows[i][3])] for i in (5, 6)] == ["healing", "healing"]
-    answer = client.get(reverse("run-round", args=[run.pk, 6])).json()["round"]
-    assert (answer["healing"], len(answer["contributions"])) == ([3], 3)
-    answer = client.get(reverse("run-round", args=[run.pk, 9])).json()["round"]
-    assert [c["late_s"] for c in answer["contributions"]] == [None, None, 2.4, None]
+    response = client.get(reverse("run-round", args=[run.pk, 6])).json()["round"]
+    assert (response["healing"], len(response["contributions"])) == ([3], 3)
+    response = client.get(reverse("run-round", args=[run.pk, 9])).json()["round"]
+    assert [c["late_s"] for c in response["contributions"]] == [None, None, 2.4, None]
 
 
 def test_a_round_by_its_number(client: Client, run: Run) -> None:
-    answer = client.get(reverse("run-round", args=[run.pk, 5])).json()["round"]
-    assert (answer["number"], answer["state"], len(answer["contributions"])) == (5, "void", 4)
+    response = client.get(reverse("run-round", args=[run.pk, 5])).json()["round"]
+    assert (response["number"], response["state"], len(response["contributions"])) == (5, "void", 4)
     for missing in (0, 99, 10**20):
         assert client.get(reverse("run-round", args=[run.pk, missing])).status_code == 404
 
@@ -204,7 +206,7 @@ def test_the_timeline_has_the_bars_of_its_window(client: Client, run: Run) -> No
     assert part["bars"]["started"][at] / 1000 + part["from"] == pytest.approx(
         row.started_at.timestamp(), abs=2e-3
     )
-    assert whole["slowest"][0] == 3  # takes the longest to compute
+    assert whole["slowest"][0] == 3  # longest compute time
     assert whole["counted"] == 11
 
 
@@ -216,21 +218,31 @@ def test_many_bars_are_a_raster(client: Client, run: Run, monkeypatch: pytest.Mo
     assert set((cells[cells != timeline.BLANK] >> 4).tolist()) <= {1, 2, 3, 4, 5}
 
 
-def test_a_raster_is_true_to_the_bars() -> None:
-    """Time of each kind, cell by cell, against counting milliseconds."""
+def test_the_raster_matches_the_bars() -> None:
+    """Time of each kind, cell by cell, compared with a count of milliseconds."""
     phases = np.zeros((5, 3, 2))  # group, replica, round
     phases[:, 0, 0], phases[:, 0, 1] = (4, 1, 2, 1, 0), (4, 1, 0, 1, 0)
     phases[0, 1, 0] = 10
-    sheet = timeline.Sheet(
-        numbers=np.array([1, 2]), outcome=np.full((3, 2), 2, dtype=np.uint8), phases=phases,
+    sheet = timeline.RoundBatch(
+        numbers=np.array([1, 2]),
+        outcome=np.full((3, 2), 2, dtype=np.uint8),
+        phases=phases,
         started=np.array([[100.0, 112.0], [103.0, 0.0], [0.0, 0.0]]),
-    )  # fmt: skip
+    )
     cells = timeline.raster([sheet], 100.0, 120.0, 10)
     wait, apply_, down = 2, 3, timeline.DOWN
     expected = [
-        {}, {}, {1: 0.5, wait: 0.5}, {wait: 0.5, apply_: 0.5}, {down: 1}, {down: 1},
-        {}, {}, {1: 0.5, apply_: 0.5}, None,
-    ]  # fmt: skip
+        {},
+        {},
+        {1: 0.5, wait: 0.5},
+        {wait: 0.5, apply_: 0.5},
+        {down: 1},
+        {down: 1},
+        {},
+        {},
+        {1: 0.5, apply_: 0.5},
+        None,
+    ]
     for cell, parts in zip(cells[0].tolist(), expected, strict=True):
         if parts is None:
             assert cell == timeline.BLANK
@@ -244,11 +256,11 @@ def test_a_raster_is_true_to_the_bars() -> None:
 
 
 @pytest.mark.parametrize("bars", [20, 5000])
-def test_a_timeline_is_the_same_however_few_rounds_are_read_at_once(
+def test_the_timeline_does_not_depend_on_the_batch_size(
     client: Client, run: Run, monkeypatch: pytest.MonkeyPatch, bars: int
 ) -> None:
     monkeypatch.setattr(timeline, "MAX_BARS", bars)
-    for row in Round.objects.filter(run=run, number__lt=4):  # as if the fourth had come later
+    for row in Round.objects.filter(run=run, number__lt=4):  # as if the fourth joined later
         row.outcomes, row.timings = bytes(row.outcomes)[:3], bytes(row.timings)[: 3 * 44]
         row.save()
     whole = ask(client, run, "run-timeline", columns=90)
@@ -259,28 +271,28 @@ def test_a_timeline_is_the_same_however_few_rounds_are_read_at_once(
 
 @pytest.mark.parametrize("name", ["run-series", "run-heatmap", "run-timeline"])
 @pytest.mark.parametrize("size", [2, 18])
-def test_the_number_of_queries_does_not_grow(
+def test_the_number_of_queries_is_constant(
     client: Client, name: str, size: int, django_assert_max_num_queries: Any
 ) -> None:
     owner = seed.user("olga", "operator")
     run = seed.run(owner, committed=size, replicas=size, sync_every=40)
     assert run.first_step_at is not None
-    begun = run.first_step_at + timedelta(seconds=3)
-    query = {"of": "loss,norm", "x": "wall", "from": begun.timestamp(), "points": "10"}
+    has_started = run.first_step_at + timedelta(seconds=3)
+    query = {"of": "loss,norm", "x": "wall", "from": has_started.timestamp(), "points": "10"}
     with django_assert_max_num_queries({"run-series": 14}.get(name, 6)):
         ask(client, run, name, **query)
 
 
-def test_strips_of_replicas_that_came_later_are_longer(run: Run) -> None:
+def test_strips_grow_with_later_replicas(run: Run) -> None:
     row = Round.objects.get(run=run, number=3)
     round_strips.put(row, [(9, row.contributions.first())])
     row.save()
-    found = timeline.outcomes(run)
-    assert found.outcomes.shape == (13, 10)
-    assert found.outcomes[2, 9] == 2
+    result = timeline.outcomes(run)
+    assert result.outcomes.shape == (13, 10)
+    assert result.outcomes[2, 9] == 2
 
 
-def test_a_replicas_own_curve_stands_against_the_band_of_all(client: Client, run: Run) -> None:
+def test_the_curve_of_one_replica_comes_with_the_band_of_all(client: Client, run: Run) -> None:
     body = ask(client, run, of="loss", own="2")
     assert [c["replica"] for c in body["curves"]] == [2]
     assert len(body["band"]["mean"]) == 731
@@ -290,14 +302,17 @@ def test_a_replicas_own_curve_stands_against_the_band_of_all(client: Client, run
     )
 
 
-def test_points_at_different_steps_are_one_band(client: Client, run: Run) -> None:
-    """Figures of a segment: each replica has them every eighth step, at others than the rest."""
+def test_points_at_different_steps_form_one_band(client: Client, run: Run) -> None:
+    """Metrics per segment: each replica has one every eighth step, at different steps."""
     for replica in run.replicas.all():
         steps = range(replica.number * 2, 720, 8)
         points = Points.of(
-            step=list(steps), round=[1] * len(steps), tokens=list(steps), wall_s=list(steps),
+            step=list(steps),
+            round=[1] * len(steps),
+            tokens=list(steps),
+            wall_s=list(steps),
             value=[float(replica.number)] * len(steps),
-        )  # fmt: skip
+        )
         downsampling.add_points(run, replica, {"rss_bytes": points}, key="step")
     band = ask(client, run, of="rss_bytes")["band"]
     assert set(band["low"]) == {0.0}

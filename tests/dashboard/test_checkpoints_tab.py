@@ -1,4 +1,4 @@
-"""The Checkpoints tab: what lies in the bucket, and who may take it from there."""
+"""The Checkpoints tab: checkpoints in the bucket, and permission to download them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from diloco.store.open import open_store
-from runs.ingest.objects import PIECE_BYTES, NotWhatItWas
+from runs.ingest.objects import PIECE_BYTES, DigestMismatch
 from runs.models import Checkpoint, Credential, Event, Run
 from tests.browser import seed, seed_usage
 
 pytestmark = pytest.mark.django_db
 
-WEIGHTS = b"0123456789" * 2_000_000  # three pieces
+WEIGHTS = b"0123456789" * 2_000_000  # three chunks
 
 
 @pytest.fixture
 def run(client: Client, tmp_path: Path) -> Run:
-    olga = seed.user("olga", "operator")
-    client.force_login(olga)
-    run: Run = seed.run(olga, committed=10, replicas=2, state="cancelled")
+    operator_user = seed.user("olga", "operator")
+    client.force_login(operator_user)
+    run: Run = seed.run(operator_user, committed=10, replicas=2, state="cancelled")
     run.rendezvous = tmp_path.as_uri()
     run.save()
     return run
@@ -39,26 +39,26 @@ def tab(client: Client, run: Run) -> str:
 
 def stored(run: Run, data: bytes = WEIGHTS) -> Checkpoint:
     seed_usage.checkpoints(run, 8)
-    made: Checkpoint = Checkpoint.objects.get(run=run)
-    open_store(run.rendezvous).put(made.key, data)
+    created: Checkpoint = Checkpoint.objects.get(run=run)
+    open_store(run.rendezvous).put(created.key, data)
     Checkpoint.objects.update(size_bytes=len(WEIGHTS), digest=hashlib.sha256(WEIGHTS).hexdigest())
-    made.refresh_from_db()
-    return made
+    created.refresh_from_db()
+    return created
 
 
-def download(client: Client, made: Checkpoint) -> Any:
-    return client.get(reverse("checkpoint-download", args=[made.run_id, made.pk]))
+def download(client: Client, created: Checkpoint) -> Any:
+    return client.get(reverse("checkpoint-download", args=[created.run_id, created.pk]))
 
 
-def test_each_with_what_can_be_done(client: Client, run: Run) -> None:
-    assert "No checkpoint yet" in tab(client, run)
+def test_checkpoints_have_their_actions(client: Client, run: Run) -> None:
+    assert "No checkpoints yet" in tab(client, run)
     seed_usage.checkpoints(run, 0, 5, 10)
     text = tab(client, run)
     assert "Resume from the newest" in text
     assert [f"fork={run.pk}&amp;round={n}" in text for n in (0, 5, 10)] == [False, True, True]
-    assert text.count("swept from the bucket") == 1
+    assert text.count("deleted from the bucket") == 1
     assert seed.digest("checkpoint 10") in text
-    assert "No credential holds a token of the Hugging Face Hub" in text
+    assert "No credential has a Hugging Face Hub token" in text
     page = client.get(reverse("run", args=[run.pk]) + "?tab=checkpoints").content.decode()
     assert seed.digest("checkpoint 10") in page
 
@@ -70,32 +70,34 @@ def test_a_run_with_final_weights_is_not_resumed(client: Client, run: Run) -> No
     assert "Resume from the newest" not in text
 
 
-def test_viewers_see_them_and_take_none(client: Client, run: Run) -> None:
-    made = stored(run)
+def test_viewers_see_checkpoints_but_cannot_download(client: Client, run: Run) -> None:
+    created = stored(run)
     client.force_login(seed.user("vera", "viewer"))
     text = tab(client, run)
     assert "Round 8" in text
     for word in ("Download", "To the Hub", "Fork", "Resume"):
         assert word not in text
-    assert download(client, made).status_code == 403
-    assert client.post(reverse("checkpoint-export", args=[run.pk, made.pk])).status_code == 403
+    assert download(client, created).status_code == 403
+    assert client.post(reverse("checkpoint-export", args=[run.pk, created.pk])).status_code == 403
 
 
-def test_weights_come_whole_and_in_pieces(client: Client, run: Run) -> None:
-    answer = download(client, stored(run))
-    parts = list(answer.streaming_content)
+def test_weights_are_streamed_completely(client: Client, run: Run) -> None:
+    response = download(client, stored(run))
+    parts = list(response.streaming_content)
     assert b"".join(parts) == WEIGHTS
     assert [len(p) for p in parts] == [PIECE_BYTES, PIECE_BYTES, len(WEIGHTS) - 2 * PIECE_BYTES]
-    assert answer["Content-Length"] == str(len(WEIGHTS))
-    assert answer["Content-Disposition"] == 'attachment; filename="local-demo-round-8.safetensors"'
+    assert response["Content-Length"] == str(len(WEIGHTS))
+    assert (
+        response["Content-Disposition"] == 'attachment; filename="local-demo-round-8.safetensors"'
+    )
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "link", "fifo"])
 def test_damaged_weights_are_not_sent(
     client: Client, run: Run, tmp_path: Path, damage: str
 ) -> None:
-    made = stored(run)
-    path = tmp_path / made.key
+    created = stored(run)
+    path = tmp_path / created.key
     if damage == "link":
         (tmp_path / "key").write_bytes(WEIGHTS)
         path.unlink()
@@ -106,82 +108,93 @@ def test_damaged_weights_are_not_sent(
     else:
         data = {"flipped": WEIGHTS[:-1] + b"x", "shorter": WEIGHTS[:-1], "longer": WEIGHTS + b"x"}
         path.write_bytes(data[damage])
-    answer = download(client, made)
-    if damage == "longer":  # what the manifest describes is what is sent
-        assert b"".join(answer.streaming_content) == WEIGHTS
+    response = download(client, created)
+    if damage == "longer":  # only the bytes of the manifest are sent
+        assert b"".join(response.streaming_content) == WEIGHTS
         return
-    assert (answer.status_code, answer["Content-Type"]) == (502, "text/plain; charset=utf-8")
-    assert b"cannot be downloaded" in answer.content
+    assert (response.status_code, response["Content-Type"]) == (502, "text/plain; charset=utf-8")
+    assert b"Download failed" in response.content
 
 
 @pytest.mark.parametrize("flipped", [0, PIECE_BYTES + 5, len(WEIGHTS) - 1])
-def test_of_damaged_weights_in_a_bucket_the_last_piece_is_not_sent(
+def test_the_last_chunk_of_damaged_weights_is_not_sent(
     client: Client, run: Run, flipped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runs.ingest.objects.READ_TWICE_BYTES", 0)
-    made = stored(run)
+    created = stored(run)
     data = WEIGHTS[:flipped] + b"x" + WEIGHTS[flipped + 1 :]
-    open_store(run.rendezvous).put(made.key, data)
-    answer = download(client, made)
+    open_store(run.rendezvous).put(created.key, data)
+    response = download(client, created)
     sent = b""
-    with pytest.raises(NotWhatItWas, match="expected sha256"):
-        for piece in answer.streaming_content:
+    with pytest.raises(DigestMismatch, match="expected the digest"):
+        for piece in response.streaming_content:
             sent += piece
-    assert len(sent) == 2 * PIECE_BYTES < int(answer["Content-Length"])
+    assert len(sent) == 2 * PIECE_BYTES < int(response["Content-Length"])
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "../../credentials.key", "/etc/passwd", "group.json", "", "a//b", "checkpoints/x", "a\x00b",
+        "../../credentials.key",
+        "/etc/passwd",
+        "group.json",
+        "",
+        "a//b",
+        "checkpoints/x",
+        "a\x00b",
         "checkpoints/00000007/00000.00001-0123abcd/weights.safetensors",
         "checkpoints/00000008/00000.00001-0123abcd/../../../group.json",
         "checkpoints/00000008/00000.00001-0123abcd/outer.safetensors",
     ],
-)  # fmt: skip
-def test_a_key_that_is_not_of_the_checkpoint_is_refused(
+)
+def test_a_key_of_another_object_is_rejected(
     client: Client, run: Run, tmp_path: Path, key: str
 ) -> None:
-    made = stored(run)
+    created = stored(run)
     (tmp_path / "group.json").write_bytes(WEIGHTS)
     Checkpoint.objects.update(key=key)
-    answer = download(client, made)
-    assert answer.status_code == 502
-    assert b"expected a manifest that names the weights of checkpoint @ 8" in answer.content
+    response = download(client, created)
+    assert response.status_code == 502
+    assert b"expected a manifest that names the weights of checkpoint @ 8" in response.content
 
 
 @pytest.mark.parametrize("digest", ["", "x", "A" * 64])
 def test_weights_without_a_digest_are_not_sent(client: Client, run: Run, digest: str) -> None:
-    made = stored(run)
+    created = stored(run)
     Checkpoint.objects.update(digest=digest)
-    assert b"expected a manifest with a sha256" in download(client, made).content
+    assert b"expected a manifest with a digest" in download(client, created).content
 
 
-def test_what_has_been_swept_is_not_there(client: Client, run: Run) -> None:
-    made = stored(run)
-    open_store(run.rendezvous).delete([made.key])
-    assert download(client, made).status_code == 404
+def test_deleted_weights_are_a_404(client: Client, run: Run) -> None:
+    created = stored(run)
+    open_store(run.rendezvous).delete([created.key])
+    assert download(client, created).status_code == 404
 
 
-def test_a_checkpoint_of_another_run_is_not_ones_own(client: Client, run: Run) -> None:
+def test_a_checkpoint_of_another_run_is_a_404(client: Client, run: Run) -> None:
     other = stored(run)
-    mine = seed.run(run.owner, name="Mine", committed=2)
-    address = reverse("checkpoint-download", args=[mine.pk, other.pk])
+    own = seed.run(run.owner, name="Mine", committed=2)
+    address = reverse("checkpoint-download", args=[own.pk, other.pk])
     assert client.get(address).status_code == 404
 
 
-def test_the_form_names_credentials_and_never_what_they_hold(client: Client, run: Run) -> None:
-    made = stored(run)
+def test_the_export_form_lists_credentials_without_secrets(client: Client, run: Run) -> None:
+    created = stored(run)
     for name, kind, fields in (
-        ("hub of acme", "huggingface", ["HF_TOKEN"]), ("our bucket", "store", ["AWS_REGION"])
-    ):  # fmt: skip
+        ("hub of acme", "huggingface", ["HF_TOKEN"]),
+        ("our bucket", "store", ["AWS_REGION"]),
+    ):
         Credential.objects.create(
-            name=name, kind=kind, sealed="x", fields=fields,
-            created_at=run.created_at, changed_at=run.created_at,
-        )  # fmt: skip
+            name=name,
+            kind=kind,
+            sealed="x",
+            fields=fields,
+            created_at=run.created_at,
+            changed_at=run.created_at,
+        )
     text = tab(client, run)
     assert "hub of acme" in text and "our bucket" not in text
-    address = reverse("checkpoint-export", args=[run.pk, made.pk])
+    address = reverse("checkpoint-export", args=[run.pk, created.pk])
     bad = client.post(address, {"repository": "alone", "credential": "1"}, follow=True)
     assert "expected a repository such as acme/small-model" in bad.content.decode()
     known = Credential.objects.get(kind="huggingface")
@@ -192,11 +205,11 @@ def test_the_form_names_credentials_and_never_what_they_hold(client: Client, run
     assert "Uploads to the Hub" in tab(client, run)
 
 
-def test_the_tab_costs_the_same_with_many(client: Client, run: Run) -> None:
+def test_the_number_of_queries_does_not_depend_on_checkpoints(client: Client, run: Run) -> None:
     counts = []
     for rounds in ([1], range(2, 60)):
         seed_usage.checkpoints(run, *rounds)
-        with CaptureQueriesContext(connection) as found:
+        with CaptureQueriesContext(connection) as result:
             tab(client, run)
-        counts.append(len(found))
+        counts.append(len(result))
     assert counts[0] == counts[1]

@@ -1,4 +1,4 @@
-"""Settings are checked: what cannot work, and what a server that others reach must have."""
+"""System checks: invalid settings, and settings that a public server must have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def production(tmp_path: Path) -> dict[str, str]:
-    """The environment of a server as docs/operations.md says."""
+    """The environment of a server as documented in docs/operations.md."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -41,26 +41,29 @@ def production(tmp_path: Path) -> dict[str, str]:
 
 
 def deploy_check(env: dict[str, str]) -> tuple[int, set[str], str]:
-    """Status of ``manage.py check --deploy``, the ids it names, and all it said."""
+    """Exit status of ``manage.py check --deploy``, the reported ids, and its output."""
     done = subprocess.run(
         [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
-        cwd=REPOSITORY, env=env, capture_output=True, text=True,
-    )  # fmt: skip
-    said = done.stdout + done.stderr
-    return done.returncode, set(re.findall(r"\(([a-z_]+\.[EW]\d+)\)", said)), said
+        cwd=REPOSITORY,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    output = done.stdout + done.stderr
+    return done.returncode, set(re.findall(r"\(([a-z_]+\.[EW]\d+)\)", output)), output
 
 
-def test_production_is_clean(production: dict[str, str]) -> None:
+def test_a_production_environment_passes(production: dict[str, str]) -> None:
     assert deploy_check(production)[:2] == (0, set())
 
 
-def test_what_is_not_set_is_named(production: dict[str, str]) -> None:
+def test_missing_settings_are_reported(production: dict[str, str]) -> None:
     bare = {
         name: value
         for name, value in production.items()
         if name == "ARCHIPELAGO_VAR" or not name.startswith(("ARCHIPELAGO_", "DATABASE", "REDIS"))
     }
-    status, ids, said = deploy_check(bare)
+    status, ids, output = deploy_check(bare)
     assert status == 1
     ours = {id for id in ids if id.startswith("archipelago.")}
     assert ours == {
@@ -68,19 +71,19 @@ def test_what_is_not_set_is_named(production: dict[str, str]) -> None:
         for id in ("E101", "E103", "W104", "W105", "W106", "W107", "W108", "W109")
     }
     for name in production.keys() - bare.keys() - {"ARCHIPELAGO_TRUSTED_ORIGINS"}:
-        assert name in said, f"{name} is not named"
+        assert name in output, f"{name} is not named"
 
 
-def test_debug_pages_are_django_s_to_name(production: dict[str, str]) -> None:
+def test_debug_is_reported_by_django(production: dict[str, str]) -> None:
     assert deploy_check(production | {"ARCHIPELAGO_DEBUG": "1"})[1] == {"security.W018"}
 
 
-def test_a_short_secret_key_is_django_s_to_name(production: dict[str, str]) -> None:
+def test_a_short_secret_key_is_reported_by_django(production: dict[str, str]) -> None:
     assert deploy_check(production | {"ARCHIPELAGO_SECRET_KEY": "short"})[1] == {"security.W009"}
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "id", "found"),
+    ("name", "value", "id", "result"),
     [
         ("LOG_FORMAT", "xml", "E001", "'xml'"),
         ("REAPER_POLICY", "kill", "E002", "'kill'"),
@@ -91,25 +94,25 @@ def test_a_short_secret_key_is_django_s_to_name(production: dict[str, str]) -> N
         ("DEFAULT_RENDEZVOUS", "/srv/runs", "E005", "'/srv/runs'"),
     ],
 )
-def test_what_cannot_work_ends_a_process_at_its_start(
-    settings: Any, name: str, value: Any, id: str, found: str
+def test_invalid_settings_end_the_process_at_start(
+    settings: Any, name: str, value: Any, id: str, result: str
 ) -> None:
     checks.at_start()
     setattr(settings, name, value)
     (message,) = run_checks(tags=[checks.TAG])
     assert message.id == f"archipelago.{id}"
-    assert found in message.msg
+    assert result in message.msg
     with pytest.raises(SystemExit, match=f"archipelago.{id}"):
         checks.at_start()
 
 
-def test_names_of_any_kind_are_refused(settings: Any) -> None:
+def test_wildcard_hosts_are_rejected(settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["*"]
     ids = {m.id for m in run_checks(tags=[checks.TAG], include_deployment_checks=True)}
     assert "archipelago.E102" in ids
 
 
-def test_behind_tls_what_is_missing_is_logged(
+def test_behind_tls_missing_settings_are_logged(
     settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARCHIPELAGO_SECRET_KEY", raising=False)
@@ -121,7 +124,7 @@ def test_behind_tls_what_is_missing_is_logged(
 
 
 @pytest.mark.parametrize("service", ["web", "worker", "beat"])
-def test_each_service_says_what_cannot_work(production: dict[str, str], service: str) -> None:
+def test_each_service_reports_invalid_settings(production: dict[str, str], service: str) -> None:
     from dashboard.server import commands
 
     command = {
@@ -131,15 +134,18 @@ def test_each_service_says_what_cannot_work(production: dict[str, str], service:
     }[service]
     done = subprocess.run(
         [sys.executable, *command[1:]],
-        cwd=REPOSITORY, env=production | {"ARCHIPELAGO_REAPER": "kill"},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env=production | {"ARCHIPELAGO_REAPER": "kill"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode != 0
     assert "ARCHIPELAGO_REAPER: expected cancel or report, found 'kill'" in done.stderr
 
 
 def test_every_check_is_documented() -> None:
-    told = (REPOSITORY / "docs" / "operations.md").read_text()
+    reported = (REPOSITORY / "docs" / "operations.md").read_text()
     source = Path(checks.__file__).read_text()
     for id in set(re.findall(r'"([EW]\d{3})"', source)):
-        assert f"`{id}`" in told, f"archipelago.{id} is not in docs/operations.md"
+        assert f"`{id}`" in reported, f"archipelago.{id} is not in docs/operations.md"

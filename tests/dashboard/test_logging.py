@@ -1,4 +1,4 @@
-"""Log lines: text for people, documents for machines, and neither with a secret."""
+"""Log lines: text or JSON, both without secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.logging import ContextFilter, JsonFormatter, config, dress
+from dashboard.logging import ContextFilter, JsonFormatter, config, configure_handlers
 from runs import redaction
 from runs.log_context import about, current
 from runs.redaction import RedactingFormatter
@@ -20,7 +20,7 @@ from runs.redaction import RedactingFormatter
 
 @pytest.fixture
 def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
-    """A logger that writes where it can be read."""
+    """A logger with a readable buffer."""
     logger = logging.Logger("tests.lines", logging.INFO)
     written = io.StringIO()
     handler = logging.StreamHandler(written)
@@ -29,11 +29,11 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
     yield logger, written
 
 
-def test_a_document_says_when_what_and_about_which_replica(
+def test_json_lines_have_time_message_and_context(
     log: tuple[logging.Logger, io.StringIO],
 ) -> None:
     logger, written = log
-    dress(logger, "json")
+    configure_handlers(logger, "json")
     with about(run="r1"):
         with about(replica=3, round=0):
             logger.warning("late by %s s", 4)
@@ -43,16 +43,20 @@ def test_a_document_says_when_what_and_about_which_replica(
     assert late.pop("at").endswith("+00:00")
     assert late.pop("process")
     assert late == {
-        "level": "warning", "logger": "tests.lines", "message": "late by 4 s",
-        "run": "r1", "replica": 3, "round": 0,
-    }  # fmt: skip
-    assert (seen["run"], seen["replica"]) == ("r1", 5), "what the call says counts"
+        "level": "warning",
+        "logger": "tests.lines",
+        "message": "late by 4 s",
+        "run": "r1",
+        "replica": 3,
+        "round": 0,
+    }
+    assert (seen["run"], seen["replica"]) == ("r1", 5), "the fields of the call win"
     assert not {"run", "replica", "round"} & elsewhere.keys()
 
 
 def test_a_traceback_is_one_line(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
-    dress(logger, "json")
+    configure_handlers(logger, "json")
     try:
         raise ValueError("two\nlines")
     except ValueError:
@@ -61,11 +65,11 @@ def test_a_traceback_is_one_line(log: tuple[logging.Logger, io.StringIO]) -> Non
     assert "ValueError: two\nlines" in json.loads(line)["exception"]
 
 
-def test_neither_format_tells_a_secret(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_both_formats_redact_secrets(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
     redaction.remember(["hunter2-hunter2"])
     for format in ("text", "json"):
-        dress(logger, format)
+        configure_handlers(logger, format)
         try:
             raise ValueError("hunter2-hunter2")
         except ValueError:
@@ -74,10 +78,10 @@ def test_neither_format_tells_a_secret(log: tuple[logging.Logger, io.StringIO]) 
     assert written.getvalue().count(redaction.STRUCK_OUT) >= 4
 
 
-def test_text_keeps_its_own_words(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_text_handlers_keep_their_format(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
-    dress(logger, "text")
-    dress(logger, "text")
+    configure_handlers(logger, "text")
+    configure_handlers(logger, "text")
     with about(run="r1"):
         logger.info("hello")
     assert written.getvalue() == "INFO hello\n"
@@ -86,7 +90,7 @@ def test_text_keeps_its_own_words(log: tuple[logging.Logger, io.StringIO]) -> No
     assert len(handler.filters) == 1
 
 
-def test_what_a_task_is_about_ends_with_it() -> None:
+def test_the_log_context_ends_with_the_task() -> None:
     with about(run="r1"):
         with pytest.raises(RuntimeError), about(round=2):
             assert dict(current()) == {"run": "r1", "round": 2}
@@ -96,7 +100,7 @@ def test_what_a_task_is_about_ends_with_it() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_django_takes_the_configuration(format: str) -> None:
+def test_django_accepts_the_logging_configuration(format: str) -> None:
     code = (
         "import logging, logging.config; from dashboard.logging import config;"
         f"logging.config.dictConfig(config(format={format!r}, level='INFO'));"
@@ -116,7 +120,7 @@ def test_django_takes_the_configuration(format: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_event_is_a_line_once_it_has_been_committed(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_logged_after_commit(caplog: pytest.LogCaptureFixture) -> None:
     from django.db import transaction
 
     from runs.transitions import record_event
@@ -133,8 +137,8 @@ def test_an_event_is_a_line_once_it_has_been_committed(caplog: pytest.LogCapture
             record_event(run, "x", "slow", level="warning", replica=replica)
         record_event(run, "run_state", "why", from_state="running", to_state="stalled")
     slow, moved = caplog.records
-    found: Any = slow
-    assert (found.run, found.replica, found.round) == (str(run.pk), 2, 7)
+    result: Any = slow
+    assert (result.run, result.replica, result.round) == (str(run.pk), 2, 7)
     assert slow.levelname == "WARNING"
     assert slow.getMessage() == f"run {run.pk}, replica 2: slow"
     assert moved.getMessage() == f"run {run.pk}: running -> stalled: why"

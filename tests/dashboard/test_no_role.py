@@ -1,4 +1,4 @@
-"""Somebody who can sign in but was given no role yet sees no run, by any way."""
+"""A user without a role sees no run in any way."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def client() -> Client:
     client = Client()
-    client.force_login(User.objects.create_user("nobody", password="nothing-to-see"))
+    client.force_login(User.objects.create_user("no-role", password="nothing-to-see"))
     return client
 
 
 @pytest.mark.parametrize("name", ["run", "run-snapshot", "run-logs", "run-stream"])
 def test_a_run_is_not_shown(client: Client, name: str) -> None:
     run = seed.run(seed.user("owner", "operator"), committed=1, replicas=1)
-    answer = client.get(reverse(name, args=[run.pk]))
-    assert answer.status_code in (403, 404)
+    response = client.get(reverse(name, args=[run.pk]))
+    assert response.status_code in (403, 404)
 
 
 def test_the_list_is_empty_and_does_not_stream(client: Client) -> None:

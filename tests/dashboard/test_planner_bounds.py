@@ -1,11 +1,12 @@
-"""What the planner may be asked is one thing, whether its page or the API is asked; and whatever
-may be asked is answered, with numbers, by arithmetic that does not grow with the model."""
+"""The planner's page and the API have the same bounds. Every input within them gives a finite
+result in time that does not depend on the size of the model."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -15,15 +16,15 @@ from dashboard.forms.planner import EXAMPLE, Bounds, bounds_of
 from diloco.protocol.blocks import Span
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.setting_spec import SettingsError
-from runs.submit.planner import Question, plan
+from runs.submit.planner import PlannerInputs, plan
 from tests.browser import seed
 
-NAMES = [field.name for field in dataclasses.fields(Question)]
+NAMES = [field.name for field in dataclasses.fields(PlannerInputs)]
 NUMBERS = [name for name in NAMES if not bounds_of(name).choices]
 
 
 def beyond(bounds: Bounds) -> dict[str, Any]:
-    """What is a little too small and a little too large."""
+    """Values slightly below and above the bounds."""
     if bounds.whole:
         return {"least": int(bounds.least) - 1, "most": int(bounds.most) + 1}
     return {"least": bounds.least * 0.99 if bounds.least else -0.01, "most": bounds.most * 1.01}
@@ -36,38 +37,38 @@ def asking(client: Client, db: None) -> Client:
 
 
 def of_api(client: Client, change: dict[str, Any]) -> dict[str, str]:
-    """What it says is wrong, by field."""
+    """Reported errors by field."""
     question = dataclasses.asdict(EXAMPLE) | change
-    answer = client.post("/api/planner", question, content_type="application/json")
-    if answer.status_code == 200:
+    response = client.post("/api/planner", question, content_type="application/json")
+    if response.status_code == 200:
         return {}
-    assert answer.status_code == 422, answer.content
-    return {error["field"]: error["message"] for error in answer.json()["errors"]}
+    assert response.status_code == 422, response.content
+    return {error["field"]: error["message"] for error in response.json()["errors"]}
 
 
 def of_page(client: Client, change: dict[str, Any]) -> dict[str, str]:
     errors = client.get("/planner.json", change).json()["errors"]
-    return {field: " ".join(said) for field, said in errors.items()}
+    return {field: " ".join(output) for field, output in errors.items()}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_page_and_api_refuse_the_same(asking: Client, name: str) -> None:
+def test_page_and_api_reject_the_same_values(asking: Client, name: str) -> None:
     for value in beyond(bounds_of(name)).values():
-        for said in (of_page(asking, {name: value}), of_api(asking, {name: value})):
-            assert set(said) == {name}
-            assert "expected" in said[name] and "found" in said[name]
+        for output in (of_page(asking, {name: value}), of_api(asking, {name: value})):
+            assert set(output) == {name}
+            assert re.search(r"expected .* found|Enter .* not", output[name])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NUMBERS])
-def test_page_and_api_know_the_same_words(asking: Client, name: str) -> None:
+def test_page_and_api_accept_the_same_choices(asking: Client, name: str) -> None:
     for choice in bounds_of(name).choices:
         assert of_page(asking, {name: choice}) == of_api(asking, {name: choice}) == {}
     assert set(of_page(asking, {name: "zip"})) == set(of_api(asking, {name: "zip"})) == {name}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_page_and_api_take_the_bounds_themselves(asking: Client, name: str) -> None:
-    """Other settings may forbid them, but in the same words."""
+def test_page_and_api_accept_the_bounds(asking: Client, name: str) -> None:
+    """Other settings can forbid them, but with the same message."""
     bounds = bounds_of(name)
     for value in (bounds.least, bounds.most):
         given = int(value) if bounds.whole else value
@@ -76,38 +77,38 @@ def test_page_and_api_take_the_bounds_themselves(asking: Client, name: str) -> N
         assert set(page) <= {"num_fragments", "overlap_steps", "min_quorum", "parameters"}
 
 
-def test_the_largest_model_is_planned_without_a_list_of_its_parts(
+def test_the_largest_model_is_planned_in_constant_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The list took more memory than there is; no more spans than shards are made now."""
-    made = 0
+    """The list of spans took more memory than available; now there are as many spans as shards."""
+    created = 0
 
     def counted(self: Span, start: int, stop: int) -> None:
-        nonlocal made
-        made += 1
-        assert made < 10_000, "a span for each part"
+        nonlocal created
+        created += 1
+        assert created < 10_000, "a span for each part"
         vars(self).update(start=start, stop=stop)
 
     monkeypatch.setattr(Span, "__init__", counted)
     round_cost.cache_clear()
     largest = int(bounds_of("parameters").most)
     for mode in bounds_of("reduce_plan").choices:
-        found = plan(dataclasses.replace(EXAMPLE, parameters=largest, reduce_plan=mode))
-        assert found.chosen.up_bytes > largest
+        result = plan(dataclasses.replace(EXAMPLE, parameters=largest, reduce_plan=mode))
+        assert result.chosen.up_bytes > largest
 
 
-def test_every_corner_of_what_may_be_asked_has_an_answer_in_numbers() -> None:
+def test_every_corner_of_the_bounds_gives_finite_numbers() -> None:
     chance = random.Random(0)
     answered = 0
     for _ in range(200):
         question = dataclasses.replace(EXAMPLE, **{name: corner(chance, name) for name in NAMES})
         try:
-            found = plan(question)
-        except SettingsError as error:  # what settings allow together
+            result = plan(question)
+        except SettingsError as error:  # combinations that the settings forbid
             assert "expected" in error.message and "found" in error.message
             continue
         answered += 1
-        json.dumps(dataclasses.asdict(found), allow_nan=False)
+        json.dumps(dataclasses.asdict(result), allow_nan=False)
     assert answered > 50
 
 
@@ -116,7 +117,7 @@ def corner(chance: random.Random, name: str) -> Any:
     if bounds.choices:
         return chance.choice(bounds.choices)
     if name in ("num_fragments", "overlap_steps", "min_quorum"):
-        return int(bounds.least)  # the largest seldom go with the others
+        return int(bounds.least)  # the largest values rarely fit together
     if name in ("mtbf_h", "usd_h") and chance.random() < 0.3:
         return None
     value = chance.choice([bounds.least, bounds.most, getattr(EXAMPLE, name)])

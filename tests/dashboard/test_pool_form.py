@@ -1,4 +1,4 @@
-"""Rows of pools in the submit form: what they offer, how they are read, where errors stand."""
+"""Pool rows of the submit form: options, parsing, and errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils.html import escape
 
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.fields import parse_seconds, write_seconds
-from executors.registry import BACKENDS
+from executors.options import is_fixed
+from executors.registry import BACKENDS, DESCRIPTIONS
 from runs.actions.credentials import save_credential
 from runs.backends.executors import catalogue
 from runs.models import Credential, Run
@@ -24,9 +26,15 @@ pytestmark = pytest.mark.django_db
 
 LOCAL = PoolDraft(backend="local", hardware="cpu", count=3)
 MODAL = PoolDraft(
-    backend="modal", hardware="H100", count=2, region="us-east", spot=True, image="me/image:1",
-    timeout_s=5400, price_usd_h=3.5,
-)  # fmt: skip
+    backend="modal",
+    hardware="H100",
+    count=2,
+    region="us-east",
+    spot=True,
+    image="me/image:1",
+    timeout_s=5400,
+    price_usd_h=3.5,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +43,13 @@ def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 def credential(kind: str, name: str) -> Credential:
-    made = Credential(kind=kind, name=name)
-    save_credential(made, typed={"MODAL_TOKEN_ID": "ak-very-secret"}, actor=None)
-    return made
+    created = Credential(kind=kind, name=name)
+    save_credential(created, typed={"MODAL_TOKEN_ID": "ak-very-secret"}, actor=None)
+    return created
 
 
 def sent(*pools: PoolDraft, **changes: str) -> dict[str, str]:
-    """What a browser sends of the local demo with other pools."""
+    """Return the form that a browser posts for the local demo with other pools."""
     draft = dataclasses.replace(run_draft.local_demo(), pools=pools)
     initial = initial_from(draft)
     rows = initial.pop("pools")
@@ -58,10 +66,10 @@ def sent(*pools: PoolDraft, **changes: str) -> dict[str, str]:
     return values | changes
 
 
-# Reading.
+# Parsing.
 
 
-def test_rows_become_pools_and_their_sum_the_target() -> None:
+def test_rows_become_pools_and_their_sum_is_the_target() -> None:
     form = RunForm(sent(LOCAL, MODAL))
     draft = form.draft()
     assert draft is not None, form.all_errors
@@ -69,7 +77,7 @@ def test_rows_become_pools_and_their_sum_the_target() -> None:
     assert draft.settings.num_replicas == 5
 
 
-def test_what_is_shown_reads_as_it_was() -> None:
+def test_initial_values_round_trip() -> None:
     draft = dataclasses.replace(run_draft.local_demo(), budget_usd=12.5, start_timeout_s=900)
     form = RunForm(initial=initial_from(draft))
     assert form["start_timeout_s"].value() == "15m"
@@ -78,7 +86,7 @@ def test_what_is_shown_reads_as_it_was() -> None:
     assert form.pools[0]["hardware"].value() == "local:cpu"
 
 
-def test_rows_that_were_removed_leave_gaps_that_do_not_matter() -> None:
+def test_gaps_of_removed_rows_are_ignored() -> None:
     values = sent(LOCAL, LOCAL, MODAL)
     values = {name: value for name, value in values.items() if not name.startswith("pools.1.")}
     draft = RunForm(values).draft()
@@ -86,7 +94,7 @@ def test_rows_that_were_removed_leave_gaps_that_do_not_matter() -> None:
     assert draft.pools == (LOCAL, MODAL)
 
 
-def test_an_error_of_the_domain_finds_its_row_across_a_gap() -> None:
+def test_domain_errors_find_their_row_despite_gaps() -> None:
     values = sent(LOCAL, LOCAL, MODAL)
     values = {name: value for name, value in values.items() if not name.startswith("pools.1.")}
     form = RunForm(values)
@@ -96,29 +104,29 @@ def test_an_error_of_the_domain_finds_its_row_across_a_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "said"),
+    ("change", "field", "output"),
     [
         ({"pools.1.count": "0"}, "pools.1.count", "greater than or equal to 1"),
         ({"pools.1.count": ""}, "pools.1.count", "required"),
         ({"pools.1.backend": "moon"}, "pools.1.backend", "moon is not one of"),
         ({"pools.1.hardware": "local:cpu"}, "pools.1.hardware", "expected hardware of Modal"),
         ({"pools.1.hardware": "modal:none"}, "pools.1.hardware", "modal:none is not one of"),
-        ({"pools.1.timeout_s": "90"}, "pools.1.timeout_s", "such as 90m or 2h 30m, found '90'"),
+        ({"pools.1.timeout_s": "90"}, "pools.1.timeout_s", "such as 90m or 2h 30m, not '90'"),
         ({"pools.1.price_usd_h": "-1"}, "pools.1.price_usd_h", "greater than or equal to 0"),
         ({"pools.1.credential": "77"}, "pools.1.credential", "77 is not one of"),
         ({"pools.1.region": "x" * 65}, "pools.1.region", "at most 64 characters"),
     ],
 )
-def test_an_error_stands_at_the_field_of_its_row(
-    change: dict[str, str], field: str, said: str
+def test_row_errors_are_shown_at_their_field(
+    change: dict[str, str], field: str, output: str
 ) -> None:
     form = RunForm(sent(LOCAL, MODAL) | change)
     assert form.draft() is None
     assert list(form.all_errors) == [field]
-    assert said in form.all_errors[field][0]
+    assert output in form.all_errors[field][0]
 
 
-def test_a_credential_of_another_backend_is_refused_in_words() -> None:
+def test_a_credential_of_another_backend_is_rejected() -> None:
     other = credential("kubernetes", "a cluster")
     form = RunForm(sent(LOCAL, MODAL) | {"pools.1.credential": str(other.pk)})
     assert form.draft() is None
@@ -127,13 +135,13 @@ def test_a_credential_of_another_backend_is_refused_in_words() -> None:
     }
 
 
-def test_too_many_replicas_are_said_at_the_last_row() -> None:
+def test_too_many_replicas_are_reported_at_the_last_row() -> None:
     form = RunForm(sent(dataclasses.replace(LOCAL, count=1024), MODAL))
     assert form.draft() is None
     assert list(form.all_errors) == ["pools.1.count"]
 
 
-def test_no_row_at_all_is_an_empty_one_with_what_is_missing() -> None:
+def test_a_form_without_rows_shows_an_empty_row_with_errors() -> None:
     form = RunForm({k: v for k, v in sent(LOCAL).items() if not k.startswith("pools.")})
     assert form.draft() is None
     assert "pools.0.backend" in form.all_errors
@@ -146,10 +154,10 @@ def test_the_start_policy_is_a_group_setting(start: str, replicas: int) -> None:
     assert draft.settings.start_replicas == replicas
 
 
-# Offering.
+# Options.
 
 
-def test_hardware_says_what_it_has_and_what_it_costs() -> None:
+def test_hardware_labels_have_specs_and_price() -> None:
     text = dict(
         pair
         for _, group in PoolChoices.load().hardware
@@ -163,7 +171,7 @@ def test_hardware_says_what_it_has_and_what_it_costs() -> None:
     assert f"${known.price_usd_h:.2f}/h" in text["modal:H100"]
 
 
-def test_options_tell_the_browser_what_the_backend_can(modal: Stub) -> None:
+def test_options_have_the_capabilities_of_the_backend(modal: Stub) -> None:
     page = str(PoolForm(index=0, choices=PoolChoices.load())["backend"])
     option = re.search(r'<option value="modal"[^>]*>', page)
     assert option is not None
@@ -176,9 +184,7 @@ def test_options_tell_the_browser_what_the_backend_can(modal: Stub) -> None:
     assert "data-images" not in local[0]
 
 
-def test_a_backend_that_cannot_be_made_is_offered_all_the_same(
-    modal: Stub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_backend_is_still_offered(modal: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.dashboard import stub_backend
 
     def broken(self: Any, config: Any) -> None:
@@ -188,12 +194,12 @@ def test_a_backend_that_cannot_be_made_is_offered_all_the_same(
     assert dict(PoolChoices.load().backends).keys() == BACKENDS.keys()
 
 
-def test_credentials_stand_under_their_backend_and_tell_no_secret(
-    client: Client, olga: Any
+def test_credentials_are_grouped_by_backend_without_secrets(
+    client: Client, operator_user: Any
 ) -> None:
-    mine, bucket = credential("modal", "Team account"), credential("store", "Bucket eu-west")
+    own, bucket = credential("modal", "Team account"), credential("store", "Bucket eu-west")
     page = client.get("/runs/new").content.decode()
-    assert f'value="{mine.pk}" data-backend="modal"' in page
+    assert f'value="{own.pk}" data-backend="modal"' in page
     pool, store = (
         re.search(rf'name="{name}"[^>]*>.*?</select>', page, re.DOTALL)[0]  # type: ignore[index]
         for name in (r"pools\.0\.credential", "store_credential")
@@ -207,8 +213,8 @@ def test_credentials_stand_under_their_backend_and_tell_no_secret(
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_the_form_asks_as_much_for_many_rows_and_credentials(
-    rows: int, olga: Any, django_assert_num_queries: Any
+def test_the_number_of_queries_does_not_depend_on_rows(
+    rows: int, operator_user: Any, django_assert_num_queries: Any
 ) -> None:
     for n in range(rows):
         credential("modal", f"account {n}")
@@ -219,19 +225,21 @@ def test_the_form_asks_as_much_for_many_rows_and_credentials(
 # Without JavaScript.
 
 
-def test_a_row_can_be_added_and_nothing_typed_is_lost(client: Client, olga: Any) -> None:
-    answer = client.post("/runs/new", sent(MODAL, name="Kept", sync_every="0") | {"add_pool": "1"})
-    assert answer.status_code == 200
-    page = answer.content.decode()
+def test_adding_a_row_keeps_the_input(client: Client, operator_user: Any) -> None:
+    response = client.post(
+        "/runs/new", sent(MODAL, name="Kept", sync_every="0") | {"add_pool": "1"}
+    )
+    assert response.status_code == 200
+    page = response.content.decode()
     assert 'name="pools.1.backend"' in page
     assert 'value="Kept"' in page
     assert 'value="me/image:1"' in page
     assert "Nothing was launched" not in page
-    assert answer.context["form"].all_errors == {}
+    assert response.context["form"].all_errors == {}
     assert not Run.objects.exists()
 
 
-def test_a_row_can_be_removed_but_not_the_last(client: Client, olga: Any) -> None:
+def test_a_row_can_be_removed_but_not_the_last(client: Client, operator_user: Any) -> None:
     page = client.post("/runs/new", sent(LOCAL, MODAL) | {"remove_pool": "0"}).content.decode()
     shown = re.sub(r"<template.*?</template>", "", page, flags=re.DOTALL)
     assert set(re.findall(r'name="pools\.(\d+)\.backend"', shown)) == {"1"}
@@ -239,30 +247,50 @@ def test_a_row_can_be_removed_but_not_the_last(client: Client, olga: Any) -> Non
     assert 'name="pools.0.backend"' in page
 
 
-def test_names_and_prices_of_a_row_are_text(client: Client, olga: Any) -> None:
+def test_texts_of_a_row_are_escaped(client: Client, operator_user: Any) -> None:
     evil = dataclasses.replace(MODAL, image='"><script>x</script>')
     page = client.post("/runs/new", sent(evil) | {"add_pool": "1"}).content.decode()
     assert "<script>x" not in page
 
 
-# Times.
+def test_the_form_explains_the_options_of_each_backend(client: Client, operator_user: Any) -> None:
+    page = client.get("/runs/new").content.decode()
+    for description in DESCRIPTIONS.values():
+        _, heading, rest = page.partition(f"<h3>{description.label}</h3>")
+        assert heading
+        listed = rest.partition("</dl>")[0]
+        for option in description.declared_options.values():
+            assert (f"<code>{option.name}</code>" in listed) == (not is_fixed(option))
+            assert is_fixed(option) or escape(option.label) in listed
+            assert is_fixed(option) or escape(option.help) in listed
+
+
+# Durations.
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("", 0), ("90m", 5400), ("2h 30m", 9000), ("1d6h", 108_000), ("1.5 h", 5400), ("45s", 45),
-     ("10 min", 600), ("1D", 86_400)],
-)  # fmt: skip
-def test_times_as_people_write_them(text: str, seconds: int) -> None:
+    [
+        ("", 0),
+        ("90m", 5400),
+        ("2h 30m", 9000),
+        ("1d6h", 108_000),
+        ("1.5 h", 5400),
+        ("45s", 45),
+        ("10 min", 600),
+        ("1D", 86_400),
+    ],
+)
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["90", "2 hours", "-1h", "h", "1h and", "9" * 30 + "d", "1e3s"])
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="expected"):
+def test_invalid_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="Enter"):
         parse_seconds(text)
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 59, 60, 3661, 86_400, 90_061])
-def test_what_is_written_is_read_alike(seconds: int) -> None:
+def test_durations_round_trip(seconds: int) -> None:
     assert parse_seconds(write_seconds(seconds)) == seconds

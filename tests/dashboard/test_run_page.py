@@ -1,4 +1,4 @@
-"""The run page and the JSON it lives from."""
+"""The run page and its JSON."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run(client: Client) -> Run:
-    olga = seed.user("olga", "operator")
-    client.force_login(olga)
-    return seed.run(olga, committed=10, replicas=3)
+    operator_user = seed.user("olga", "operator")
+    client.force_login(operator_user)
+    return seed.run(operator_user, committed=10, replicas=3)
 
 
 def page(client: Client, run: Run, query: str = "") -> str:
@@ -38,7 +38,7 @@ def test_settings_are_values_and_never_inputs(client: Client, run: Run) -> None:
     assert "group.json" in panel
 
 
-def test_settings_say_what_zero_means_and_what_was_changed(client: Client, run: Run) -> None:
+def test_settings_show_the_meaning_of_zero_and_changes(client: Client, run: Run) -> None:
     chosen = {"max_tokens": 0, "grad_clip": 0.0, "sync_every": 90, "outer_lr": 0.7}
     Run.objects.update(group_settings={**run.group_settings, **chosen})
     text = page(client, run, "?tab=settings")
@@ -50,7 +50,7 @@ def test_settings_say_what_zero_means_and_what_was_changed(client: Client, run: 
 
 
 @pytest.mark.parametrize("tab", ["overview", "rounds", "logs", "nonsense", ""])
-def test_the_tab_is_in_the_address(client: Client, run: Run, tab: str) -> None:
+def test_the_url_selects_the_tab(client: Client, run: Run, tab: str) -> None:
     shown = re.findall(r'data-panel="(\w+)" aria-label="\w+">', page(client, run, f"?tab={tab}"))
     assert shown == [tab if tab in ("overview", "rounds", "logs") else "overview"]
 
@@ -73,31 +73,6 @@ def test_snapshot_has_what_the_store_reads(client: Client, run: Run) -> None:
     }
 
 
-def test_points_are_thinned_to_what_was_asked_for(client: Client, run: Run) -> None:
-    url = reverse("run-points", args=[run.pk])
-    body = client.get(url, {"series": "loss", "replica": 1, "max_points": 50}).json()
-    assert len(body["value"]) <= 50
-    assert body["total"] == 10 * 40 + 11
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {},
-        {"series": "loss", "max_points": "0"},
-        {"series": "loss", "max_points": "9999999"},
-        {"series": "loss", "replica": "x"},
-        {"series": "loss", "after_step": "1.5"},
-    ],
-)
-def test_bad_questions_for_points_get_a_message(
-    client: Client, run: Run, query: dict[str, str]
-) -> None:
-    answer = client.get(reverse("run-points", args=[run.pk]), query)
-    assert answer.status_code == 400
-    assert b"expected" in answer.content
-
-
 def test_log_lines_by_replica_and_from_an_id_on(client: Client, run: Run) -> None:
     url = reverse("run-logs", args=[run.pk])
     everything = client.get(url).json()["lines"]
@@ -107,28 +82,28 @@ def test_log_lines_by_replica_and_from_an_id_on(client: Client, run: Run) -> Non
     assert client.get(url, {"after": "x"}).status_code == 400
 
 
-def test_stop_asks_the_service_once(client: Client, run: Run) -> None:
+def test_stop_is_idempotent(client: Client, run: Run) -> None:
     url = reverse("run-stop", args=[run.pk])
     assert client.get(url).status_code == 405
     client.post(url)
     run.refresh_from_db()
     assert run.state == "stopping"
     again: Any = client.post(url, follow=True)
-    assert "nothing was left to stop" in again.content.decode()
+    assert "is already" in again.content.decode()
     assert Event.objects.filter(run=run, to_state="stopping").count() == 1
 
 
 def lines(client: Client, run: Run, **query: Any) -> list[dict[str, Any]]:
-    answer = client.get(reverse("run-logs", args=[run.pk]), query)
-    assert answer.status_code == 200, answer.content
-    found: list[dict[str, Any]] = answer.json()["lines"]
-    return found
+    response = client.get(reverse("run-logs", args=[run.pk]), query)
+    assert response.status_code == 200, response.content
+    result: list[dict[str, Any]] = response.json()["lines"]
+    return result
 
 
 def test_log_lines_are_searched_by_the_server(client: Client, run: Run) -> None:
-    found = lines(client, run, q="UPLOAD retried")
-    assert {line["message"] for line in found} == {"upload retried once: store answered slowly"}
-    assert len(found) == 3
+    result = lines(client, run, q="UPLOAD retried")
+    assert {line["message"] for line in result} == {"upload retried once: store answered slowly"}
+    assert len(result) == 3
     assert len(lines(client, run, q="upload retried", replica=1)) == 1
     assert lines(client, run, q="%_\x00nowhere") == []
 
@@ -140,18 +115,18 @@ def test_log_lines_of_a_level_and_worse(client: Client, run: Run) -> None:
             replica=replica, incarnation="x", at=run.created_at, level=level, message=level
         )
     assert {line["level"] for line in lines(client, run, level="warning")} == {
-        "warning", "ERROR", "critical",
-    }  # fmt: skip
+        "warning",
+        "ERROR",
+        "critical",
+    }
     assert {line["level"] for line in lines(client, run, level="error")} == {"ERROR", "critical"}
     assert len(lines(client, run, level="nonsense")) == len(lines(client, run))
 
 
-def test_a_line_has_those_around_it(
-    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_around_a_line(client: Client, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboard.views.run.MAX_LOG_LINES", 4)
     every = [line["id"] for line in selectors.log_rows(run, limit=100)]
     assert [line["id"] for line in lines(client, run, line=every[4])] == every[3:7]
     assert [line["id"] for line in lines(client, run)] == every[-4:]
-    answer = client.get(reverse("run-logs", args=[run.pk]), {"line": "9" * 30})
-    assert answer.status_code == 400
+    response = client.get(reverse("run-logs", args=[run.pk]), {"line": "9" * 30})
+    assert response.status_code == 400

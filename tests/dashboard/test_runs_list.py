@@ -18,20 +18,26 @@ pytestmark = pytest.mark.django_db
 
 def bare_run(owner: Any, number: int, at: datetime.datetime) -> Run:
     return Run.objects.create(
-        name=f"run {number:03d}", owner=owner, state="queued", state_since=at, created_at=at,
-        rendezvous=f"file:///nowhere/{number}", group_settings=seed.group_settings(), workload={},
+        name=f"run {number:03d}",
+        owner=owner,
+        state="queued",
+        state_since=at,
+        created_at=at,
+        rendezvous=f"file:///nowhere/{number}",
+        group_settings=seed.group_settings(),
+        workload={},
         submit_key=str(number),
-    )  # fmt: skip
+    )
 
 
-def test_first_use_leads_to_the_demo(client: Client, olga: Any) -> None:
+def test_an_empty_list_links_to_the_demo(client: Client, operator_user: Any) -> None:
     page = client.get("/").content.decode()
     assert "No runs yet" in page
     assert 'href="/runs/new"' in page
     assert "Local demo" in page
 
 
-def test_first_use_of_a_viewer_offers_nothing_they_may_not_do(client: Client) -> None:
+def test_an_empty_list_offers_viewers_no_forbidden_action(client: Client) -> None:
     client.force_login(seed.user("vera", "viewer"))
     page = client.get("/").content.decode()
     assert "No runs yet" in page
@@ -39,21 +45,21 @@ def test_first_use_of_a_viewer_offers_nothing_they_may_not_do(client: Client) ->
 
 
 def test_pages_show_every_run_once_newest_first(
-    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "PAGE_SIZE", 3)
     now = timezone.now()
-    # Two of the same moment, at the edge of a page: the id decides.
+    # Two runs with the same time at the edge of a page: the id decides.
     ages = [0, 1, 2, 2, 3, 4, 5]
     for number, age in enumerate(ages):
-        bare_run(olga, number, now - datetime.timedelta(seconds=age))
+        bare_run(operator_user, number, now - datetime.timedelta(seconds=age))
     seen, url = [], "/"
     for _ in range(3):
-        answer = client.get(url)
-        seen += [row["header"]["name"] for row in answer.context["rows"]]
-        url = f"/?before={answer.context['older'].replace('+', '%2B')}"
+        response = client.get(url)
+        seen += [row["header"]["name"] for row in response.context["rows"]]
+        url = f"/?before={response.context['older'].replace('+', '%2B')}"
     assert len(seen) == len(set(seen)) == 7
-    assert answer.context["older"] == ""
+    assert response.context["older"] == ""
     assert seen[0] == "run 000"
     assert seen[-1] == "run 006"
 
@@ -61,39 +67,41 @@ def test_pages_show_every_run_once_newest_first(
 @pytest.mark.parametrize(
     "before", ["nonsense", "2026-01-01T00:00:00_x", "_", "2026-99-99_" + "0" * 32]
 )
-def test_a_broken_cursor_shows_the_first_page(client: Client, olga: Any, before: str) -> None:
-    bare_run(olga, 1, timezone.now())
-    answer = client.get("/", {"before": before})
-    assert answer.status_code == 200
-    assert len(answer.context["rows"]) == 1
+def test_a_broken_cursor_shows_the_first_page(
+    client: Client, operator_user: Any, before: str
+) -> None:
+    bare_run(operator_user, 1, timezone.now())
+    response = client.get("/", {"before": before})
+    assert response.status_code == 200
+    assert len(response.context["rows"]) == 1
 
 
-def test_the_number_of_queries_does_not_grow(
-    client: Client, olga: Any, django_assert_num_queries: Any
+def test_the_number_of_queries_is_constant(
+    client: Client, operator_user: Any, django_assert_num_queries: Any
 ) -> None:
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
 
-    seed.run(olga, committed=1, replicas=2)
+    seed.run(operator_user, committed=1, replicas=2)
     with CaptureQueriesContext(
         connection,
     ) as few:
         client.get("/")
     for number in range(5):
-        seed.run(olga, name=f"r{number}", committed=1, replicas=3)
+        seed.run(operator_user, name=f"r{number}", committed=1, replicas=3)
     with django_assert_num_queries(len(few)):
         client.get("/")
 
 
-def test_a_name_is_text_never_markup(client: Client, olga: Any) -> None:
-    seed.run(olga, name="<img src=x onerror=alert(1)>", committed=0)
+def test_names_are_escaped(client: Client, operator_user: Any) -> None:
+    seed.run(operator_user, name="<img src=x onerror=alert(1)>", committed=0)
     page = client.get("/").content.decode()
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
 
 
-def test_unknown_is_a_dash_and_never_zero(client: Client, olga: Any) -> None:
-    run = seed.run(olga, committed=0, state="provisioning")
+def test_unknown_values_are_dashes(client: Client, operator_user: Any) -> None:
+    run = seed.run(operator_user, committed=0, state="provisioning")
     page = client.get("/").content.decode()
     row = page[page.index(f'data-run="{run.pk}"') :]
     assert 'data-f="eval_loss">–<' in row

@@ -1,4 +1,4 @@
-"""What the runs list shows of its runs: columns, what differs, and that what is old is said."""
+"""The runs list: columns, differing settings, and marks of outdated values."""
 
 from __future__ import annotations
 
@@ -23,27 +23,39 @@ pytestmark = pytest.mark.django_db
 
 
 def heads(page: str) -> list[str]:
-    found = re.findall(r'role="columnheader"[^>]*>(?:<a[^>]*>)?([^<]*)', page)
-    return [head for head in found if head]
+    result = re.findall(r'role="columnheader"[^>]*>(?:<a[^>]*>)?([^<]*)', page)
+    return [head for head in result if head]
 
 
 def labels(page: str) -> list[str]:
-    """Of the first card, as they are below 720 px."""
+    """Labels of the first card, the layout below 720 px."""
     return re.findall(r'data-label="([^"]+)"', page[page.index("data-run=") :].split("</tr>")[0])
 
 
-def test_the_usual_columns_are_left_out_of_the_address(client: Client, olga: Any) -> None:
-    seed.run(olga, committed=1, replicas=1)
+def test_default_columns_are_left_out_of_the_url(client: Client, operator_user: Any) -> None:
+    seed.run(operator_user, committed=1, replicas=1)
     page = client.get("/").content.decode()
     assert heads(page) == [
-        "State", "Run", "Replicas", "Rounds", "Eval loss", "Train loss", "Tokens", "Tokens/s",
-        "Goodput", "Cost", "Started", "Ran for",
-    ]  # fmt: skip
+        "State",
+        "Run",
+        "Replicas",
+        "Rounds",
+        "Eval loss",
+        "Train loss",
+        "Tokens",
+        "Tokens/s",
+        "Goodput",
+        "Cost",
+        "Started",
+        "Ran for",
+    ]
     assert "columns=" not in "".join(re.findall(r'href="([^"]*)"', page))
 
 
-def test_every_column_can_be_shown_alone_in_table_and_cards(client: Client, olga: Any) -> None:
-    run = seed.run(olga, committed=1, replicas=1)
+def test_every_column_can_be_shown_alone_in_table_and_cards(
+    client: Client, operator_user: Any
+) -> None:
+    run = seed.run(operator_user, committed=1, replicas=1)
     Run.objects.filter(pk=run.pk).update(tags=["a-tag"])
     below = {"owner": "olga", "backends": "local", "tags": "a-tag"}
     for column in table.COLUMNS:
@@ -59,8 +71,8 @@ def test_every_column_can_be_shown_alone_in_table_and_cards(client: Client, olga
             assert (text in under) == (name == column.name)
 
 
-def test_columns_of_a_form_and_of_a_link_are_the_same(client: Client, olga: Any) -> None:
-    seed.run(olga, committed=1, replicas=1)
+def test_columns_can_come_from_a_form_or_a_link(client: Client, operator_user: Any) -> None:
+    seed.run(operator_user, committed=1, replicas=1)
     by_form = client.get("/?columns=name&columns=cost&columns=loss&differ=1&sort=-cost")
     assert str(by_form.context["here"]) == "?sort=-cost&columns=name,loss,cost&differ=1"
     by_link = client.get(f"/{by_form.context['here']}")
@@ -68,33 +80,35 @@ def test_columns_of_a_form_and_of_a_link_are_the_same(client: Client, olga: Any)
     assert by_link.context["here"] == by_form.context["here"]
 
 
-def test_columns_stay_when_one_sorts_filters_and_turns_pages(client: Client, olga: Any) -> None:
-    seed.run(olga, committed=1, replicas=1)
+def test_columns_persist_across_sort_filter_and_pages(client: Client, operator_user: Any) -> None:
+    seed.run(operator_user, committed=1, replicas=1)
     page = client.get("/?q=state:running&columns=name,loss&facets=1").content.decode()
     addresses = re.findall(r'href="(\?[^"]*)"', page)
     assert len(addresses) > 5
     usual = [a for a in addresses if "columns=name,loss" not in a]
-    assert usual == ["?q=state%3Arunning"]  # "As usual"
+    assert usual == ["?q=state%3Arunning"]  # the reset link
     assert '<input type="hidden" name="columns" value="name,loss">' in page
     assert 'name="columns" value="loss" checked' in page
     assert 'name="columns" value="cost" checked' not in page
 
 
 @pytest.mark.parametrize("columns", ["", "nonsense", ",", "<script>"])
-def test_columns_there_are_none_of_show_the_usual(client: Client, olga: Any, columns: str) -> None:
-    answer = client.get("/", {"columns": columns})
-    assert answer.context["shown"] == table.DEFAULT
-    assert "<script>" not in answer.content.decode()
+def test_unknown_columns_fall_back_to_the_default(
+    client: Client, operator_user: Any, columns: str
+) -> None:
+    response = client.get("/", {"columns": columns})
+    assert response.context["shown"] == table.DEFAULT
+    assert "<script>" not in response.content.decode()
 
 
-def test_every_order_of_a_column_is_one() -> None:
+def test_every_column_order_is_valid() -> None:
     assert {column.sort for column in table.COLUMNS if column.sort} == set(SORTS)
 
 
-def test_only_settings_in_which_the_shown_runs_differ(client: Client, olga: Any) -> None:
+def test_differing_settings_of_the_shown_runs(client: Client, operator_user: Any) -> None:
     for name, sync_every in (("a", 40), ("b", 80), ("c", 80)):
-        seed.run(olga, name=name, committed=1, replicas=1, sync_every=sync_every)
-    Run.objects.filter(name="a").update(budget_usd=5)  # a limit is no setting of the group
+        seed.run(operator_user, name=name, committed=1, replicas=1, sync_every=sync_every)
+    Run.objects.filter(name="a").update(budget_usd=5)  # a limit is not a group setting
     Run.objects.filter(name="c").update(workload={"kind": "byte_gpt", "size": "<b>large"})
     page = client.get("/?differ=1&sort=name").content.decode()
     heads_of = re.findall(r'c-differ" title="([^"]+)">([^<]+)', page)
@@ -110,13 +124,15 @@ def test_only_settings_in_which_the_shown_runs_differ(client: Client, olga: Any)
     assert "<b>large" not in page
     two = client.get("/?differ=1&q=name:b,c").content.decode()
     assert "settings.sync_every" not in two
-    assert "One run alone" in client.get("/?differ=1&q=name:a").content.decode()
+    assert "There is only one run to compare" in client.get("/?differ=1&q=name:a").content.decode()
     assert "c-differ" not in client.get("/").content.decode()
 
 
-def test_a_run_of_an_older_version_differs_by_what_it_lacks(client: Client, olga: Any) -> None:
-    one = seed.run(olga, name="a", committed=1, replicas=1)
-    seed.run(olga, name="b", committed=1, replicas=1)
+def test_settings_missing_in_older_runs_count_as_differing(
+    client: Client, operator_user: Any
+) -> None:
+    one = seed.run(operator_user, name="a", committed=1, replicas=1)
+    seed.run(operator_user, name="b", committed=1, replicas=1)
     settings = dict(one.group_settings)
     del settings["outer_lr"]
     Run.objects.filter(pk=one.pk).update(group_settings=settings)
@@ -124,46 +140,46 @@ def test_a_run_of_an_older_version_differs_by_what_it_lacks(client: Client, olga
     assert "settings.outer_lr" in page
 
 
-def test_a_hundred_differing_settings_are_not_shown(
-    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_differing_settings_is_limited(
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "MOST_DIFFERING", 1)
-    seed.run(olga, name="a", committed=1, replicas=1, sync_every=10)
-    seed.run(olga, name="b", committed=1, replicas=1, sync_every=20, total_rounds=500)
+    seed.run(operator_user, name="a", committed=1, replicas=1, sync_every=10)
+    seed.run(operator_user, name="b", committed=1, replicas=1, sync_every=20, total_rounds=500)
     page = client.get("/?differ=1").content.decode()
     assert page.count('<th scope="col" role="columnheader" class="num c-differ"') == 1
-    assert re.search(r"\d more are in the comparison", page)
+    assert re.search(r"the comparison shows \d more", page)
 
 
-def test_what_differs_costs_no_query(client: Client, olga: Any) -> None:
+def test_differing_settings_need_no_query(client: Client, operator_user: Any) -> None:
     for name in "abcd":
-        seed.run(olga, name=name, committed=1, replicas=2, sync_every=10 * ord(name))
+        seed.run(operator_user, name=name, committed=1, replicas=2, sync_every=10 * ord(name))
 
-    def asked(address: str) -> int:
+    def count_queries(address: str) -> int:
         with CaptureQueriesContext(connection) as queries:
             client.get(address)
         return len(queries)
 
-    assert asked("/?differ=1") == asked("/")
+    assert count_queries("/?differ=1") == count_queries("/")
 
 
-def test_an_address_is_read_as_it_was_written() -> None:
+def test_list_addresses_round_trip() -> None:
     for text in ("?", "?q=a+b&sort=-loss", "?columns=state,name&differ=1", "?q=tag%3Ax%26y"):
         assert str(ListAddress.of_text(text)) == text
 
 
-# What is old is said.
+# Outdated values are marked.
 
 
 def silent(page: str) -> bool:
-    found = re.search(r'data-banner="silent"[^>]*>', page)
-    assert found
-    return "hidden" not in found[0]
+    result = re.search(r'data-banner="silent"[^>]*>', page)
+    assert result
+    return "hidden" not in result[0]
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set what stands in the broker: seconds ago, '' for nothing, None: the broker is away."""
+def set_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the worker heartbeat: age in seconds, '' for none, None for a broker that is down."""
 
     class Broker:
         def get(self, key: str) -> bytes | None:
@@ -185,31 +201,31 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("ago", "said"), [(1.0, False), (health.STALE_S + 5, True), ("", True), (None, False)]
+    ("ago", "output"), [(1.0, False), (health.STALE_S + 5, True), ("", True), (None, False)]
 )
-def test_no_worker_is_said_on_list_run_and_replica(
-    client: Client, olga: Any, heard: Any, ago: Any, said: bool
+def test_a_missing_worker_is_shown_on_all_pages(
+    client: Client, operator_user: Any, set_heartbeat: Any, ago: Any, output: bool
 ) -> None:
-    heard(ago)
-    run = seed.run(olga, committed=1, replicas=1)
-    assert silent(client.get("/").content.decode()) == said
-    assert silent(client.get(f"/runs/{run.pk}/").content.decode()) == said
+    set_heartbeat(ago)
+    run = seed.run(operator_user, committed=1, replicas=1)
+    assert silent(client.get("/").content.decode()) == output
+    assert silent(client.get(f"/runs/{run.pk}/").content.decode()) == output
     replica = f"/runs/{run.pk}/replicas/0/"
-    assert silent(client.get(replica).content.decode()) == said
+    assert silent(client.get(replica).content.decode()) == output
     moves = client.get(f"{replica}?part=1").content.decode()
-    assert ('data-silent="no"' not in moves) == said
+    assert ('data-silent="no"' not in moves) == output
     for path in ("/runs.json", f"/runs/{run.pk}/snapshot.json"):
-        assert (client.get(path).json()["silent_since"] is not None) == said
+        assert (client.get(path).json()["silent_since"] is not None) == output
 
 
-def test_a_run_that_is_over_needs_no_worker(client: Client, olga: Any, heard: Any) -> None:
-    heard("")
-    run = seed.run(olga, committed=1, replicas=1, state="succeeded")
+def test_ended_runs_need_no_worker(client: Client, operator_user: Any, set_heartbeat: Any) -> None:
+    set_heartbeat("")
+    run = seed.run(operator_user, committed=1, replicas=1, state="succeeded")
     assert not silent(client.get(f"/runs/{run.pk}/").content.decode())
     assert client.get(f"/runs/{run.pk}/snapshot.json").json()["silent_since"] is None
 
 
-def test_when_a_worker_was_last_heard_of() -> None:
+def test_time_of_the_last_worker_heartbeat() -> None:
     now = timezone.now()
     assert health.since(None, now=now) == ""
     assert health.since(str(now.timestamp() - 1).encode(), now=now) is None
@@ -217,16 +233,18 @@ def test_when_a_worker_was_last_heard_of() -> None:
     assert health.since(str(at.timestamp()).encode(), now=now) == at.isoformat()
 
 
-def test_runs_that_say_nothing_are_marked(client: Client, olga: Any, heard: Any) -> None:
-    heard(1.0)
+def test_silent_runs_are_marked_as_stale(
+    client: Client, operator_user: Any, set_heartbeat: Any
+) -> None:
+    set_heartbeat(1.0)
     old = timezone.now() - timedelta(seconds=health.STALE_RUN_S + 5)
     for name, state in (("a", "running"), ("b", "running"), ("c", "succeeded")):
-        seed.run(olga, name=name, committed=1, replicas=1, state=state)
+        seed.run(operator_user, name=name, committed=1, replicas=1, state=state)
     Run.objects.update(last_seen_at=timezone.now())
     Run.objects.filter(name__in=("a", "c")).update(last_seen_at=old)
-    answer = client.get("/?sort=name")
-    assert [row["stale"] for row in answer.context["rows"]] == [True, False, False]
-    page = answer.content.decode()
+    response = client.get("/?sort=name")
+    assert [row["stale"] for row in response.context["rows"]] == [True, False, False]
+    page = response.content.decode()
     assert re.search(r'data-banner="stale"[^>]*status">', page)
     assert "<span data-n>1</span> silent" in page
     for name, hidden in (("a", False), ("b", True)):

@@ -1,4 +1,4 @@
-"""Saved views: who makes, sees, changes and deletes which, on the pages and by the API."""
+"""Saved views on the pages and through the API: create, list, change, delete, permissions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from runs.actions import saved_views
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.models import SavedView
 from tests.browser import seed
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga() -> Any:
+def operator_user() -> Any:
     return seed.user("olga", "operator")
 
 
-def told(client: Client) -> str:
+def messages_of(client: Client) -> str:
     return " ".join(str(m) for m in client.get("/").context["messages"])
 
 
@@ -32,24 +32,24 @@ def post(client: Client, path: str = "/views", **sent: str) -> Any:
     return client.post(path, {"back": "q=state:failed&sort=-cost&columns=name,cost"} | sent)
 
 
-def test_a_view_is_what_the_list_shows(olga: Any) -> None:
-    client = client_for("owner", olga)
-    answer = post(client, name="  Dear   failures ")
-    assert answer["Location"] == "/?q=state%3Afailed&sort=-cost&columns=name,cost"
+def test_a_view_saves_what_the_list_shows(operator_user: Any) -> None:
+    client = client_for("owner", operator_user)
+    response = post(client, name="  Dear   failures ")
+    assert response["Location"] == "/?q=state%3Afailed&sort=-cost&columns=name,cost"
     view = SavedView.objects.get()
     assert (view.name, view.query, view.sort) == ("Dear failures", "state:failed", "-cost")
     assert (view.columns, view.differing, view.shared) == (["name", "cost"], False, False)
-    seed.run(olga, state="failed", committed=1, replicas=1)
-    page = client.get(answer["Location"])
+    seed.run(operator_user, state="failed", committed=1, replicas=1)
+    page = client.get(response["Location"])
     (row,) = page.context["views"]
     assert row["shown"]
-    assert str(row["address"]) == answer["Location"].removeprefix("/")
+    assert str(row["address"]) == response["Location"].removeprefix("/")
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example?x", "a=1&next=//x"])
-def test_the_way_back_leads_to_the_list(olga: Any, back: str) -> None:
-    answer = client_for("owner", olga).post("/views", {"name": "x", "back": back})
-    assert answer["Location"] == "/"
+def test_saving_redirects_to_the_list(operator_user: Any, back: str) -> None:
+    response = client_for("owner", operator_user).post("/views", {"name": "x", "back": back})
+    assert response["Location"] == "/"
 
 
 @pytest.mark.parametrize(
@@ -61,49 +61,53 @@ def test_the_way_back_leads_to_the_list(olga: Any, back: str) -> None:
         ("MINE", "none of your views has"),
     ],
 )
-def test_what_is_no_name_is_said(olga: Any, name: str, why: str) -> None:
-    client = client_for("owner", olga)
+def test_invalid_names_are_reported(operator_user: Any, name: str, why: str) -> None:
+    client = client_for("owner", operator_user)
     post(client, name="mine")
     page = client.post("/views", {"name": name}, follow=True).content.decode()
-    assert "was not saved" in page
+    assert "not saved" in page
     assert why in page
     assert SavedView.objects.count() == 1
 
 
-def test_names_are_unique_per_person_also_for_two_requests_at_once(olga: Any) -> None:
+def test_names_are_unique_per_user_also_concurrently(operator_user: Any) -> None:
     oscar = seed.user("oscar", "operator")
-    for person in (olga, oscar):
+    for person in (operator_user, oscar):
         saved_views.save(person, name="mine")
     with pytest.raises(IntegrityError), transaction.atomic():
-        SavedView.objects.create(owner=olga, name="Mine", sort="", changed_at=timezone.now())
+        SavedView.objects.create(
+            owner=operator_user, name="Mine", sort="", changed_at=timezone.now()
+        )
 
 
-def test_a_query_that_is_not_understood_is_not_kept(olga: Any) -> None:
-    client = client_for("owner", olga)
+def test_an_invalid_query_is_not_saved(operator_user: Any) -> None:
+    client = client_for("owner", operator_user)
     client.post("/views", {"name": "x", "back": "q=los<3"})
-    assert "query: los" in told(client)
+    assert "query: los" in messages_of(client)
     assert not SavedView.objects.exists()
 
 
-def test_no_more_than_so_many(olga: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_views_is_limited(
+    operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(saved_views, "PER_PERSON", 1)
-    saved_views.save(olga, name="one")
-    with pytest.raises(CannotDo, match="at most 1"):
-        saved_views.save(olga, name="two")
+    saved_views.save(operator_user, name="one")
+    with pytest.raises(ActionRefused, match="at most 1"):
+        saved_views.save(operator_user, name="two")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [False, True])
-def test_who_sees_which(olga: Any, kind: str, shared: bool) -> None:
-    saved_views.save(olga, name="of olga", shared=shared)
-    seed.run(olga, committed=1, replicas=1)
-    answer = client_for(kind, olga).get("/")
+def test_visibility_of_views(operator_user: Any, kind: str, shared: bool) -> None:
+    saved_views.save(operator_user, name="of olga", shared=shared)
+    seed.run(operator_user, committed=1, replicas=1)
+    response = client_for(kind, operator_user).get("/")
     if kind == "anonymous":
-        assert answer["Location"].startswith("/login")
+        assert response["Location"].startswith("/login")
         return
     seen = shared or kind == "owner"
-    assert ("of olga" in answer.content.decode()) == seen
-    assert ("Change of olga" in answer.content.decode()) == (
+    assert ("of olga" in response.content.decode()) == seen
+    assert ("Change of olga" in response.content.decode()) == (
         kind == "owner" or (kind == "admin" and shared)
     )
 
@@ -113,110 +117,130 @@ def test_who_sees_which(olga: Any, kind: str, shared: bool) -> None:
     ("kind", "private", "shared"),
     [("viewer", 404, 403), ("stranger", 404, 403), ("owner", 302, 302), ("admin", 403, 403)],
 )
-def test_who_changes_which(olga: Any, do: str, kind: str, private: int, shared: int) -> None:
-    client = client_for(kind, olga)
+def test_permissions_to_change_views(
+    operator_user: Any, do: str, kind: str, private: int, shared: int
+) -> None:
+    client = client_for(kind, operator_user)
     for is_shared, expected in ((False, private), (True, shared)):
-        view = saved_views.save(olga, name=f"{is_shared}", shared=is_shared)
-        answer = post(client, f"/views/{view.pk}", do=do, name=f"new {is_shared}")
+        view = saved_views.save(operator_user, name=f"{is_shared}", shared=is_shared)
+        response = post(client, f"/views/{view.pk}", do=do, name=f"new {is_shared}")
         may = kind == "admin" and do == "delete"
-        assert answer.status_code == (302 if may else expected)
-        found = SavedView.objects.filter(pk=view.pk).first()
-        changed = found is None or found.name != view.name or found.query != ""
+        assert response.status_code == (302 if may else expected)
+        result = SavedView.objects.filter(pk=view.pk).first()
+        changed = result is None or result.name != view.name or result.query != ""
         assert changed == (may or kind == "owner")
-        assert (found is None) == (do == "delete" and (may or kind == "owner"))
+        assert (result is None) == (do == "delete" and (may or kind == "owner"))
 
 
-def test_anonymous_and_somebody_without_a_role_keep_none(olga: Any) -> None:
-    view = saved_views.save(olga, name="x", shared=True)
+def test_saving_a_view_requires_a_role(operator_user: Any) -> None:
+    view = saved_views.save(operator_user, name="x", shared=True)
     assert post(Client(), name="y")["Location"].startswith("/login")
-    nobody = Client()
-    nobody.force_login(seed.user("nobody", ""))
-    assert post(nobody, name="y").status_code == 403
-    assert post(nobody, f"/views/{view.pk}", do="delete").status_code == 403
+    no_role = Client()
+    no_role.force_login(seed.user("no-role", ""))
+    assert post(no_role, name="y").status_code == 403
+    assert post(no_role, f"/views/{view.pk}", do="delete").status_code == 403
     assert SavedView.objects.count() == 1
 
 
-def test_a_viewer_keeps_views_and_shares_none(olga: Any) -> None:
-    client = client_for("viewer", olga)
+def test_viewers_can_save_but_not_share_views(operator_user: Any) -> None:
+    client = client_for("viewer", operator_user)
     post(client, name="mine")
-    post(client, name="everybody's", shared="1")
+    post(client, name="for all", shared="1")
     assert [(v.name, v.shared) for v in SavedView.objects.all()] == [("mine", False)]
-    assert "who may share a view" in told(client)
+    assert "can share a view" in messages_of(client)
 
 
 @pytest.mark.parametrize("sent", [{}, {"do": "drop"}])
-def test_what_is_no_action_is_refused(olga: Any, sent: dict[str, str]) -> None:
-    view = saved_views.save(olga, name="x")
-    assert post(client_for("owner", olga), f"/views/{view.pk}", **sent).status_code == 400
+def test_unknown_actions_are_rejected(operator_user: Any, sent: dict[str, str]) -> None:
+    view = saved_views.save(operator_user, name="x")
+    assert post(client_for("owner", operator_user), f"/views/{view.pk}", **sent).status_code == 400
 
 
-def test_a_form_that_has_expired_changes_nothing(olga: Any) -> None:
-    client = client_for("owner", olga, enforce_csrf_checks=True)
+def test_an_expired_form_changes_nothing(operator_user: Any) -> None:
+    client = client_for("owner", operator_user, enforce_csrf_checks=True)
     assert post(client, name="x").status_code == 403
     assert not SavedView.objects.exists()
 
 
-def test_views_cost_the_list_one_query(olga: Any) -> None:
-    client = client_for("owner", olga)
-    seed.run(olga, committed=1, replicas=1)
+def test_views_need_one_query(operator_user: Any) -> None:
+    client = client_for("owner", operator_user)
+    seed.run(operator_user, committed=1, replicas=1)
 
-    def asked() -> int:
+    def count_queries() -> int:
         with CaptureQueriesContext(connection) as queries:
             client.get("/")
         return len(queries)
 
-    saved_views.save(olga, name="0")
-    few = asked()
+    saved_views.save(operator_user, name="0")
+    few = count_queries()
     for n in range(1, 6):
-        saved_views.save(olga, name=str(n), shared=True)
-    assert asked() == few
+        saved_views.save(operator_user, name=str(n), shared=True)
+    assert count_queries() == few
 
 
-# By the API.
+# Through the API.
 
 
 def api(client: Client, method: str, path: str = "/api/views", body: Any = None) -> Any:
     return getattr(client, method)(path, body, content_type="application/json")
 
 
-def test_programs_keep_views_as_well(olga: Any) -> None:
-    client = client_for("owner", olga)
-    sent = {"name": "Failures", "query": "state:failed", "sort": "-cost", "shared": True,
-            "columns": ["cost", "name"], "differing": True}  # fmt: skip
-    made = api(client, "post", body=sent)
-    assert made.status_code == 201
-    body = made.json()
+def test_views_through_the_api(operator_user: Any) -> None:
+    client = client_for("owner", operator_user)
+    sent = {
+        "name": "Failures",
+        "query": "state:failed",
+        "sort": "-cost",
+        "shared": True,
+        "columns": ["cost", "name"],
+        "differing": True,
+    }
+    created = api(client, "post", body=sent)
+    assert created.status_code == 201
+    body = created.json()
     assert body == sent | {
-        "id": body["id"], "owner": "olga", "mine": True, "columns": ["name", "cost"],
-    }  # fmt: skip
-    seen = client_for("viewer", olga).get("/api/views").json()["views"]
+        "id": body["id"],
+        "owner": "olga",
+        "mine": True,
+        "columns": ["name", "cost"],
+    }
+    seen = client_for("viewer", operator_user).get("/api/views").json()["views"]
     assert seen == [body | {"mine": False}]
     assert api(client, "post", body=sent).status_code == 409
     assert api(client, "delete", f"/api/views/{body['id']}").json() == {"views": []}
     assert api(client, "delete", f"/api/views/{body['id']}").status_code == 404
 
 
-def test_a_private_view_is_not_there_for_others(olga: Any) -> None:
-    view = saved_views.save(olga, name="x")
+def test_a_private_view_is_a_404_for_others(operator_user: Any) -> None:
+    view = saved_views.save(operator_user, name="x")
     for kind in ("viewer", "stranger"):
-        client = client_for(kind, olga)
+        client = client_for(kind, operator_user)
         assert client.get("/api/views").json() == {"views": []}
         assert api(client, "delete", f"/api/views/{view.pk}").status_code == 404
-    assert api(client_for("admin", olga), "delete", f"/api/views/{view.pk}").status_code == 200
+    assert (
+        api(client_for("admin", operator_user), "delete", f"/api/views/{view.pk}").status_code
+        == 200
+    )
 
 
 @pytest.mark.parametrize(
     ("wrong", "status"),
-    [({"query": "los<3"}, 422), ({"columns": ["nonsense"]}, 422), ({"sort": "nonsense"}, 422),
-     ({"name": ""}, 422), ({"more": 1}, 422), ({"name": "   "}, 409)],
-)  # fmt: skip
-def test_what_is_wrong_is_said(olga: Any, wrong: dict[str, Any], status: int) -> None:
-    answer = api(client_for("owner", olga), "post", body={"name": "x"} | wrong)
-    assert answer.status_code == status
-    assert "expected" in answer.content.decode().lower()
+    [
+        ({"query": "los<3"}, 422),
+        ({"columns": ["nonsense"]}, 422),
+        ({"sort": "nonsense"}, 422),
+        ({"name": ""}, 422),
+        ({"more": 1}, 422),
+        ({"name": "   "}, 409),
+    ],
+)
+def test_errors_are_reported(operator_user: Any, wrong: dict[str, Any], status: int) -> None:
+    response = api(client_for("owner", operator_user), "post", body={"name": "x"} | wrong)
+    assert response.status_code == status
+    assert "expected" in response.content.decode().lower()
 
 
-def test_a_viewer_shares_none_by_the_api(olga: Any) -> None:
-    client = client_for("viewer", olga)
+def test_viewers_cannot_share_views_through_the_api(operator_user: Any) -> None:
+    client = client_for("viewer", operator_user)
     assert api(client, "post", body={"name": "x", "shared": True}).status_code == 403
     assert api(client, "post", body={"name": "x"}).status_code == 201

@@ -1,4 +1,4 @@
-"""What the pages are made of: nothing from elsewhere, nothing inline, vendored files unchanged."""
+"""Static files: none from other hosts, no inline code, vendored files unchanged."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def test_vendored_files_are_listed_and_unchanged() -> None:
             r"^\| `([^`]+)` .*\| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.M
         )
     )
-    found = {
+    result = {
         str(path.relative_to(VENDOR)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in VENDOR.rglob("*")
         if path.is_file() and path.name != "README.md"
     }
-    assert found == listed
+    assert result == listed
 
 
-def test_every_vendored_package_brings_its_licence() -> None:
+def test_every_vendored_package_has_its_licence() -> None:
     for folder in VENDOR.iterdir():
         if folder.is_dir():
             assert (folder / "LICENSE").read_text().strip()
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
-def test_templates_hold_nothing_inline(path: Path) -> None:
+def test_templates_have_no_inline_code(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"\sstyle\s*=", text)
     assert not re.search(r"\son\w+\s*=", text)
@@ -52,13 +52,13 @@ def test_templates_hold_nothing_inline(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TEMPLATES + OWN, ids=lambda p: p.name)
-def test_nothing_comes_from_elsewhere(path: Path) -> None:
+def test_pages_load_nothing_from_other_hosts(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://", text)
 
 
 @pytest.mark.django_db
-def test_the_policy_allows_only_ourselves(client: Client) -> None:
+def test_the_csp_allows_only_this_server(client: Client) -> None:
     policy = client.get("/login", follow=True)["Content-Security-Policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
@@ -67,16 +67,16 @@ def test_the_policy_allows_only_ourselves(client: Client) -> None:
     assert "frame-ancestors 'none'" in policy
 
 
-def test_every_state_has_a_look() -> None:
+def test_every_state_has_a_badge() -> None:
     for states in (RunState, ReplicaState, RoundState, ContributionState):
         assert set(states.values) <= set(LOOKS)
 
 
-def test_looks_in_the_browser_are_the_same() -> None:
-    script = (STATIC / "js/lib/states.js").read_text()
-    table = script[script.index("LOOKS = {") : script.index("};")]
-    found = {s: (i, t) for s, i, t in re.findall(r'(\w+): \["(\w+)", "(\w+)"\]', table)}
-    assert found == LOOKS
+def test_the_browser_reads_the_same_badges() -> None:
+    assert 'import LOOKS from "./looks.json"' in (STATIC / "js/lib/states.js").read_text()
+    bundle = (STATIC / "dist/app.js").read_text()
+    for icon, tone in LOOKS.values():
+        assert f'["{icon}","{tone}"]' in bundle
 
 
 def test_every_icon_that_is_used_exists() -> None:
@@ -96,7 +96,7 @@ def test_tones_have_a_colour() -> None:
 
 
 def served_scripts() -> dict[str, bytes]:
-    """Name -> content of every script that WhiteNoise serves, but for those of Django's admin."""
+    """Name -> content of every script that WhiteNoise serves, except those of Django's admin."""
     return {
         name: storage.open(name).read()
         for finder in finders.get_finders()
@@ -106,18 +106,19 @@ def served_scripts() -> dict[str, bytes]:
 
 
 def test_all_scripts_together_stay_small() -> None:
-    """60 KB compressed, ours and vendored: quick on a bad line."""
+    """60 KB compressed, own and vendored scripts: fast on a slow connection."""
     sizes = {name: len(gzip.compress(content, 9)) for name, content in served_scripts().items()}
-    assert set(sizes) == {"dist/app.js", "vendor/uplot-1.6.32/uPlot.iife.min.js"}
+    own = {"dist/app.js", "dist/live_worker.js"}
+    assert set(sizes) == own | {"vendor/uplot-1.6.32/uPlot.iife.min.js"}
     assert sum(sizes.values()) <= 60_000, sizes
 
 
-def test_pages_load_served_scripts_alone() -> None:
-    """Beside the one that base.html names, a template may load what is vendored."""
-    found = {
+def test_pages_load_only_served_scripts() -> None:
+    """A template can load vendored scripts in addition to the one of base.html."""
+    result = {
         n for path in TEMPLATES for n in re.findall(r'<script[^>]* src="([^"]*)"', path.read_text())
     }
-    assert found == {"{% script %}", "{% static 'vendor/uplot-1.6.32/uPlot.iife.min.js' %}"}
+    assert result == {"{% script %}", "{% static 'vendor/uplot-1.6.32/uPlot.iife.min.js' %}"}
 
 
 def test_every_page_has_its_scripts() -> None:

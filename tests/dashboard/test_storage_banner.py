@@ -1,4 +1,4 @@
-"""While the database can't be written, or the disk is full, pages and ``/readyz`` show it."""
+"""Pages and ``/readyz`` show that the database is not writable or the disk is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runs import disk, live_stream
 from runs.backends import storage_health
 from runs.tasks import reconcile_active
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.page_harness import client_for
 
 pytestmark = pytest.mark.django_db
 LOCKED = "another process holds its write lock"
@@ -38,7 +38,7 @@ def refuse_writes(execute: Any, sql: str, params: Any, many: bool, context: Any)
 
 
 def shown(run: Any) -> list[bool]:
-    """Whether the list, the run's page and its replica's page have the banner."""
+    """Whether list, run page and replica page show the banner."""
     client = client_for("admin", run.owner)
     paths = ("/", f"/runs/{run.pk}/", f"/runs/{run.pk}/replicas/0/")
     pages = [client.get(path).content.decode() for path in paths]
@@ -46,7 +46,7 @@ def shown(run: Any) -> list[bool]:
 
 
 @pytest.mark.processes
-def test_a_database_that_cannot_be_written_is_shown_until_it_can(broker: Any) -> None:
+def test_an_unwritable_database_is_shown_until_it_recovers(broker: Any) -> None:
     run = seed.run(seed.user("owner", "operator"), committed=1, replicas=1)
     with connection.execute_wrapper(refuse_writes):
         reconcile_active()
@@ -60,7 +60,7 @@ def test_a_database_that_cannot_be_written_is_shown_until_it_can(broker: Any) ->
 
 
 @pytest.mark.processes
-def test_the_time_shown_is_that_of_the_first_failure(
+def test_the_banner_shows_the_time_of_the_first_failure(
     broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = timezone.now()

@@ -1,4 +1,4 @@
-"""A full disk, a busy database and one that is away have answers that name them."""
+"""Error pages for a full disk, a busy database and an unreachable database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psycopg import errors as postgres
 from runs.queries import selectors
 from runs.storage_errors import StorageTrouble, storage_trouble
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.page_harness import client_for
 
 FULL, BUSY, AWAY = StorageTrouble.DISK_FULL, StorageTrouble.BUSY, StorageTrouble.AWAY
 
@@ -26,7 +26,7 @@ def of_django(cause: Exception) -> OperationalError:
 
 
 def full_sqlite(folder: Path) -> sqlite3.Error:
-    """What SQLite raises when its file may not grow."""
+    """The error that SQLite raises when its file cannot grow."""
     with sqlite3.connect(folder / "db") as database:
         database.execute("CREATE TABLE t (x)")
         database.execute("PRAGMA max_page_count = 1")
@@ -45,7 +45,7 @@ def locked_sqlite(folder: Path) -> sqlite3.Error:
     return caught.value
 
 
-def test_each_trouble_is_recognised(tmp_path: Path) -> None:
+def test_each_storage_failure_is_recognised(tmp_path: Path) -> None:
     assert storage_trouble(of_django(full_sqlite(tmp_path))) is FULL
     assert storage_trouble(of_django(locked_sqlite(tmp_path))) is BUSY
     assert storage_trouble(of_django(postgres.DiskFull())) is FULL
@@ -57,7 +57,7 @@ def test_each_trouble_is_recognised(tmp_path: Path) -> None:
     assert storage_trouble(wrapped) is FULL
 
 
-def test_other_errors_are_not_taken_for_it() -> None:
+def test_other_errors_are_not_storage_failures() -> None:
     assert storage_trouble(None) is None
     assert storage_trouble(ValueError("x")) is None
     assert storage_trouble(of_django(postgres.UndefinedTable())) is None
@@ -73,7 +73,7 @@ def test_other_errors_are_not_taken_for_it() -> None:
         (postgres.OperationalError("gone"), 503, "The database can&#x27;t be reached"),
     ],
 )
-def test_pages_and_api_answer_with_what_to_do(
+def test_pages_and_api_explain_storage_failures(
     cause: Exception, status: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_for("viewer", seed.user("owner", "operator"))
@@ -84,16 +84,16 @@ def test_pages_and_api_answer_with_what_to_do(
 
     monkeypatch.setattr(selectors, "runs_for", fail)
     for path in ("/runs/00000000-0000-0000-0000-000000000000/", "/api/runs"):
-        answer = client.get(path)
-        assert answer.status_code == status, path
-        assert int(answer["Retry-After"]) > 0
-        shown = answer.content.decode()
+        response = client.get(path)
+        assert response.status_code == status, path
+        assert int(response["Retry-After"]) > 0
+        shown = response.content.decode()
         assert (text in shown) or (text.replace("&#x27;", "'") in shown)
         assert "Nothing was saved" in shown
 
 
 @pytest.mark.django_db
-def test_any_other_error_is_the_usual_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_show_the_usual_page(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_for("viewer", seed.user("owner", "operator"))
     client.raise_request_exception = False
 
@@ -101,6 +101,6 @@ def test_any_other_error_is_the_usual_page(monkeypatch: pytest.MonkeyPatch) -> N
         raise ValueError("broken")
 
     monkeypatch.setattr(selectors, "runs_for", fail)
-    answer = client.get("/runs/00000000-0000-0000-0000-000000000000/")
-    assert answer.status_code == 500
-    assert "broken" not in answer.content.decode()
+    response = client.get("/runs/00000000-0000-0000-0000-000000000000/")
+    assert response.status_code == 500
+    assert "broken" not in response.content.decode()

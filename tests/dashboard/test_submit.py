@@ -1,4 +1,4 @@
-"""The submit form: prefilled, checked at the field, one run per form."""
+"""The submit form: prefilled, validated per field, one run per form."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
+def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return olga
+    return operator_user
 
 
 def filled(client: Client) -> dict[str, str]:
-    """What a browser would send if the person only pressed Launch."""
+    """Return the form that a browser posts when the user only presses Launch."""
     page = client.get("/runs/new").content.decode()
     page = re.sub(r"<template.*?</template>", "", page, flags=re.DOTALL)
     sent = {}
@@ -43,10 +43,10 @@ def filled(client: Client) -> dict[str, str]:
     return sent
 
 
-def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga: Any) -> None:
-    answer = client.post("/runs/new", filled(client))
+def test_the_form_starts_with_the_local_demo(client: Client, operator_user: Any) -> None:
+    response = client.post("/runs/new", filled(client))
     run = Run.objects.get()
-    assert answer["Location"] == f"/runs/{run.pk}/"
+    assert response["Location"] == f"/runs/{run.pk}/"
     demo = run_draft.local_demo()
     assert run.group_settings == demo.settings.to_dict()
     assert run.workload == demo.workload.to_dict()
@@ -55,7 +55,7 @@ def test_the_first_visit_is_the_local_demo_ready_to_launch(client: Client, olga:
 
 
 def test_an_operator_without_permission_for_this_machine_starts_on_another_backend(
-    client: Client, olga: Any, monkeypatch: pytest.MonkeyPatch
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert filled(client)["pools.0.backend"] == "local"
     monkeypatch.setattr("dashboard.forms.pools.can_use_local", lambda user: False)
@@ -65,17 +65,19 @@ def test_an_operator_without_permission_for_this_machine_starts_on_another_backe
     assert sent["pools.0.hardware"].startswith(f"{backend}:")
 
 
-def test_every_setting_has_a_field_with_label_help_and_unit(client: Client, olga: Any) -> None:
+def test_every_setting_has_a_field_with_label_help_and_unit(
+    client: Client, operator_user: Any
+) -> None:
     page = client.get("/runs/new").content.decode()
     for spec in setting_fields():
         if spec.name in DERIVED:
-            continue  # the pools and the start policy say them
+            continue  # set by the pools and the start policy
         assert f'name="{spec.name}"' in page
         assert html.escape(spec.label) in page
         assert html.escape(spec.help) in page
 
 
-def test_sizes_show_their_parameters(client: Client, olga: Any) -> None:
+def test_sizes_show_their_parameters(client: Client, operator_user: Any) -> None:
     page = client.get("/runs/new").content.decode()
     for name, shape in GPT_SIZES.items():
         assert f'value="{name}"' in page
@@ -83,8 +85,8 @@ def test_sizes_show_their_parameters(client: Client, olga: Any) -> None:
 
 
 @pytest.mark.parametrize("rendezvous", ["", "mine"])
-def test_a_double_click_makes_one_run(
-    client: Client, olga: Any, tmp_path: Path, rendezvous: str
+def test_a_double_click_creates_one_run(
+    client: Client, operator_user: Any, tmp_path: Path, rendezvous: str
 ) -> None:
     sent = filled(client) | {"rendezvous": str(tmp_path / rendezvous) if rendezvous else ""}
     first = client.post("/runs/new", sent)
@@ -94,24 +96,24 @@ def test_a_double_click_makes_one_run(
 
 
 def test_a_form_that_was_launched_is_not_restored(
-    client: Client, olga: Any, tmp_path: Path
+    client: Client, operator_user: Any, tmp_path: Path
 ) -> None:
     sent = filled(client) | {"name": "Kept in the browser"}
     assert (
         "Kept in the browser" in client.post("/runs/new", sent | {"restore": "1"}).content.decode()
     )
     client.post("/runs/new", sent)
-    answer = client.post("/runs/new", sent | {"restore": "1"})
-    assert answer["Location"] == "/runs/new"
+    response = client.post("/runs/new", sent | {"restore": "1"})
+    assert response["Location"] == "/runs/new"
     assert Run.objects.count() == 1
 
 
-def test_each_visit_is_a_run_of_its_own(client: Client, olga: Any) -> None:
+def test_each_visit_creates_a_new_run(client: Client, operator_user: Any) -> None:
     assert filled(client)["submit_key"] != filled(client)["submit_key"]
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "said"),
+    ("change", "field", "output"),
     [
         ({"sync_every": "0"}, "sync_every", "expected 1 or more, found 0"),
         ({"sync_every": "1.5"}, "sync_every", "whole number"),
@@ -119,33 +121,34 @@ def test_each_visit_is_a_run_of_its_own(client: Client, olga: Any) -> None:
         ({"outer_lr": ""}, "outer_lr", "required"),
         ({"codec": "zip"}, "codec", "zip is not one of the available choices"),
         ({"min_quorum": "9"}, "min_quorum", "at most the target of 4 replicas, found 9"),
+        ({"mean_codec": "int8", "reduce_plan": "gather"}, "mean_codec", "gather stores no mean"),
         ({"max_replicas": "2"}, "max_replicas", "at least the target of 4 replicas, found 2"),
         ({"warmup_steps": "100000"}, "warmup_steps", "inner steps of the whole run"),
         ({"round_timeout_s": "5"}, "round_timeout_s", "more than the heartbeat timeout"),
         ({"pools.0.count": "0"}, "pools.0.count", "greater than or equal to 1"),
         ({"name": " "}, "name", "required"),
         ({"size": "giant"}, "size", "giant is not one of the available choices"),
-        ({"data_source": "uri"}, "data", "expected a URI of text files, found none"),
+        ({"data_source": "uri"}, "data", "Enter a URI of text files"),
         ({"data_source": "uri", "data": "/no/such/text"}, "data", "/no/such/text"),
         ({"rendezvous": "not-a-place"}, "rendezvous", "not-a-place"),
         (
             {"time_limit_s": "30"},
             "time_limit_s",
-            "expected a time such as 90m or 2h 30m, found '30'",
+            "Enter a duration such as 90m or 2h 30m, not '30'",
         ),
     ],
 )
-def test_an_error_stands_at_its_field_and_no_input_is_lost(
-    client: Client, olga: Any, change: dict[str, str], field: str, said: str
+def test_errors_are_shown_at_their_field_and_input_is_kept(
+    client: Client, operator_user: Any, change: dict[str, str], field: str, output: str
 ) -> None:
     sent = filled(client) | {"name": "Kept & safe"} | change
-    answer = client.post("/runs/new", sent)
-    assert answer.status_code == 422
+    response = client.post("/runs/new", sent)
+    assert response.status_code == 422
     assert not Run.objects.exists()
-    errors = answer.context["form"].all_errors
+    errors = response.context["form"].all_errors
     assert list(errors) == [field]
-    assert said in errors[field][0]
-    page = answer.content.decode()
+    assert output in errors[field][0]
+    page = response.content.decode()
     assert "Nothing was launched" in page
     if change.get("name") is None:
         assert 'value="Kept &amp; safe"' in page
@@ -157,45 +160,47 @@ def test_an_error_stands_at_its_field_and_no_input_is_lost(
     assert f'id="id_{field}_error"' in page
 
 
-def test_an_unwritable_rendezvous_is_said_at_its_field(
-    client: Client, olga: Any, tmp_path: Path
+def test_an_unwritable_rendezvous_is_reported_at_its_field(
+    client: Client, operator_user: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("a file where a folder should be")
-    answer = client.post("/runs/new", filled(client) | {"rendezvous": f"{tmp_path}/file/run"})
-    assert answer.status_code == 422
-    assert list(answer.context["form"].all_errors) == ["rendezvous"]
+    response = client.post("/runs/new", filled(client) | {"rendezvous": f"{tmp_path}/file/run"})
+    assert response.status_code == 422
+    assert list(response.context["form"].all_errors) == ["rendezvous"]
 
 
-def test_a_relative_rendezvous_makes_no_folder_here(
-    client: Client, olga: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_relative_rendezvous_creates_no_folder(
+    client: Client, operator_user: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert client.post("/runs/new", filled(client) | {"rendezvous": "here"}).status_code == 422
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rendezvous_another_run_has_is_refused(client: Client, olga: Any, tmp_path: Path) -> None:
+def test_the_rendezvous_of_another_run_is_rejected(
+    client: Client, operator_user: Any, tmp_path: Path
+) -> None:
     wanted = {"rendezvous": str(tmp_path / "mine")}
     client.post("/runs/new", filled(client) | wanted)
-    answer = client.post("/runs/new", filled(client) | wanted)
-    assert list(answer.context["form"].all_errors) == ["rendezvous"]
+    response = client.post("/runs/new", filled(client) | wanted)
+    assert list(response.context["form"].all_errors) == ["rendezvous"]
     assert Run.objects.count() == 1
 
 
-def test_somebody_elses_form_key_starts_nothing(client: Client, olga: Any) -> None:
+def test_the_form_key_of_another_user_starts_nothing(client: Client, operator_user: Any) -> None:
     sent = filled(client)
     client.post("/runs/new", sent)
     client.force_login(seed.user("oscar", "operator"))
-    answer = client.post("/runs/new", sent)
-    assert answer.status_code == 422
+    response = client.post("/runs/new", sent)
+    assert response.status_code == 422
     assert Run.objects.count() == 1
 
 
-def test_the_estimate_answers_with_numbers_or_with_errors(client: Client, olga: Any) -> None:
+def test_the_estimate_returns_numbers_or_errors(client: Client, operator_user: Any) -> None:
     sent = filled(client)
-    answer = client.post("/runs/estimate.json", sent).json()
-    assert answer["errors"] == {}
-    assert answer["estimate"]["parameters"] == GPT_SIZES["demo"].parameters
-    answer = client.post("/runs/estimate.json", sent | {"min_quorum": "9"}).json()
-    assert answer["estimate"] is None
-    assert list(answer["errors"]) == ["min_quorum"]
+    response = client.post("/runs/estimate.json", sent).json()
+    assert response["errors"] == {}
+    assert response["estimate"]["parameters"] == GPT_SIZES["demo"].parameters
+    response = client.post("/runs/estimate.json", sent | {"min_quorum": "9"}).json()
+    assert response["estimate"] is None
+    assert list(response["errors"]) == ["min_quorum"]

@@ -1,4 +1,4 @@
-"""The submit form's *Source*: templates, clones and forks of every kind of run; its dry run."""
+"""The *Source* of the submit form: templates, clones and forks of all kinds of runs; dry run."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ from runs.models import Archive, Checkpoint, Run, Webhook
 from runs.submit import run_draft
 from runs.submit.uploads import store_archive
 from tests.browser import seed
-from tests.dashboard.test_own_code import zipped
+from tests.dashboard.test_custom_code import zipped
 
 pytestmark = pytest.mark.django_db
 
 LLAMA = HuggingFaceWorkload(
-    config={"model_type": "llama", "hidden_size": 64}, context=64, data="file:///data/*.parquet",
-    data_format="parquet", text_column="body", documents=100, eval_tokens=512,
-)  # fmt: skip
+    config={"model_type": "llama", "hidden_size": 64},
+    context=64,
+    data="file:///data/*.parquet",
+    data_format="parquet",
+    text_column="body",
+    documents=100,
+    eval_tokens=512,
+)
 
 
 @pytest.fixture
-def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
+def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return olga
+    return operator_user
 
 
 @pytest.fixture
-def run(olga: Any, tmp_path: Path) -> Run:
-    made: Run = seed.run(olga, name="First", replicas=2)
+def run(operator_user: Any, tmp_path: Path) -> Run:
+    created: Run = seed.run(operator_user, name="First", replicas=2)
     Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
-    made.refresh_from_db()
-    return made
+    created.refresh_from_db()
+    return created
 
 
 def values_of(client: Client, query: str = "") -> dict[str, Any]:
-    """What a browser sends of the form as it is filled in."""
-    answer = client.get(reverse("run-new") + query)
-    assert answer.status_code == 200
-    form = answer.context["form"]
+    """Return the values that a browser posts for the prefilled form."""
+    response = client.get(reverse("run-new") + query)
+    assert response.status_code == 200
+    form = response.context["form"]
     assert isinstance(form, RunForm)
     fields = [*form, *(field for pool in form.pools for field in pool)]
     return {f.html_name: v for f in fields if (v := f.value()) is not None and v is not False}
@@ -52,20 +57,20 @@ def values_of(client: Client, query: str = "") -> dict[str, Any]:
 
 def launch(client: Client, sent: dict[str, Any]) -> Run:
     before = set(Run.objects.values_list("pk", flat=True))
-    answer = client.post(reverse("run-new"), sent)
-    assert answer.status_code == 302, answer.context["form"].all_errors
+    response = client.post(reverse("run-new"), sent)
+    assert response.status_code == 302, response.context["form"].all_errors
     return Run.objects.exclude(pk__in=before).get()
 
 
 @pytest.mark.parametrize("name", run_draft.TEMPLATES)
-def test_a_template_fills_in_the_form(client: Client, olga: Any, name: str) -> None:
+def test_a_template_prefills_the_form(client: Client, operator_user: Any, name: str) -> None:
     expected = run_draft.TEMPLATES[name].make()
     assert values_of(client, f"?template={name}")["name"] == expected.name
     form = RunForm(values_of(client, f"?template={name}"))
     assert form.draft() == expected, form.all_errors
 
 
-def test_the_first_visit_is_the_local_demo(client: Client, olga: Any) -> None:
+def test_the_first_visit_is_the_local_demo(client: Client, operator_user: Any) -> None:
     for query in ("", "?template=nothing-like-it"):
         assert values_of(client, query)["name"] == "Local demo"
     source = client.get(reverse("run-new")).context["source"]
@@ -73,7 +78,7 @@ def test_the_first_visit_is_the_local_demo(client: Client, olga: Any) -> None:
     assert (source["clone"]["options"], source["fork"]["options"]) == ([], [])
 
 
-def test_a_run_of_transformers_is_cloned_whole(client: Client, run: Run) -> None:
+def test_a_transformers_run_is_cloned_completely(client: Client, run: Run) -> None:
     Run.objects.update(workload=LLAMA.to_dict())
     sent = values_of(client, f"?clone={run.pk}")
     assert sent["workload"] == "huggingface"
@@ -83,44 +88,54 @@ def test_a_run_of_transformers_is_cloned_whole(client: Client, run: Run) -> None
     assert draft.workload == LLAMA
 
 
-def test_what_is_wrong_with_a_model_stands_at_its_field(client: Client, run: Run) -> None:
+def test_model_errors_are_shown_at_their_field(client: Client, run: Run) -> None:
     Run.objects.update(workload=LLAMA.to_dict())
     sent = values_of(client, f"?clone={run.pk}")
-    for change, field, said in (
+    for change, field, output in (
         ({"config": ""}, "model", "expected either a model or a configuration, found neither"),
         ({"model": "a/b"}, "model", "found both"),
         ({"config": "{"}, "config", "expected a JSON object"),
         ({"config": "{}", "model": "a/b", "context": "0"}, "context", "greater than or equal to 1"),
-        ({"data": ""}, "data", "expected a URI"),
+        ({"data": ""}, "data", "Enter a URI"),
     ):
         form = RunForm(sent | change)
         assert form.draft() is None
         assert list(form.all_errors) == [field]
-        assert said in form.all_errors[field][0]
+        assert output in form.all_errors[field][0]
 
 
-def test_own_code_is_cloned_with_its_zip(client: Client, run: Run) -> None:
+def test_custom_code_is_cloned_with_its_zip(client: Client, run: Run) -> None:
     code = store_archive(zipped())
     assert code is not None
-    workload = {"kind": "custom", "function": "train:build", "arguments": {"width": 8},
-                "archive": code.pk, "requirements": ["einops==0.8"]}  # fmt: skip
+    workload = {
+        "kind": "custom",
+        "function": "train:build",
+        "arguments": {"width": 8},
+        "archive": code.pk,
+        "requirements": ["einops==0.8"],
+    }
     Run.objects.update(workload=workload, archive=code)
     page = client.get(reverse("run-new") + f"?clone={run.pk}").content.decode()
-    assert f"Kept: 1 file, sha256 {code.pk[:12]}" in page
-    made = launch(client, values_of(client, f"?clone={run.pk}"))
-    assert (made.workload, made.archive) == (workload, code)
+    assert f"Uploaded: 1 file, sha256 {code.pk[:12]}" in page
+    created = launch(client, values_of(client, f"?clone={run.pk}"))
+    assert (created.workload, created.archive) == (workload, code)
 
 
-def test_a_clone_whose_zip_is_gone_says_so(client: Client, run: Run) -> None:
-    workload = {"kind": "custom", "function": "train:build", "arguments": {}, "archive": "0" * 64,
-                "requirements": []}  # fmt: skip
+def test_a_clone_without_its_zip_is_reported(client: Client, run: Run) -> None:
+    workload = {
+        "kind": "custom",
+        "function": "train:build",
+        "arguments": {},
+        "archive": "0" * 64,
+        "requirements": [],
+    }
     Run.objects.update(workload=workload)
-    answer = client.post(reverse("run-new"), values_of(client, f"?clone={run.pk}"))
-    assert "choose it again" in answer.context["form"].all_errors["archive"][0]
+    response = client.post(reverse("run-new"), values_of(client, f"?clone={run.pk}"))
+    assert "Choose the file again" in response.context["form"].all_errors["archive"][0]
     assert not Archive.objects.exists()
 
 
-def test_a_clone_keeps_what_the_form_hardly_shows(client: Client, run: Run) -> None:
+def test_a_clone_keeps_advanced_settings(client: Client, run: Run) -> None:
     hooks = [
         Webhook.objects.create(
             name=name, url="https://example.org", kinds=["finished"], created_at=timezone.now()
@@ -137,21 +152,24 @@ def test_a_clone_keeps_what_the_form_hardly_shows(client: Client, run: Run) -> N
     assert draft.notify == (hooks[0].pk,)
     page = client.get(reverse("run-new") + f"?clone={run.pk}").content.decode()
     assert "&quot;nice&quot;: 5" in page
-    everybody = RunForm(sent | {"notify": [str(hook.pk) for hook in hooks]}).draft()
-    assert everybody is not None
-    assert everybody.notify is None
-    nobody = RunForm({k: v for k, v in sent.items() if k != "notify"}).draft()
-    assert nobody is not None
-    assert nobody.notify == ()
+    all_chosen = RunForm(sent | {"notify": [str(hook.pk) for hook in hooks]}).draft()
+    assert all_chosen is not None
+    assert all_chosen.notify is None
+    none_chosen = RunForm({k: v for k, v in sent.items() if k != "notify"}).draft()
+    assert none_chosen is not None
+    assert none_chosen.notify == ()
 
 
-def test_too_dear_is_refused_at_its_field(client: Client, olga: Any) -> None:
+def test_a_price_above_the_limit_is_rejected_at_its_field(
+    client: Client, operator_user: Any
+) -> None:
     sent = values_of(client) | {"pools.0.price_usd_h": "2", "pools.0.max_price_usd_h": "1.5"}
-    answer = client.post(reverse("run-new"), sent)
-    [(field, said)] = answer.context["form"].all_errors.items()
-    assert (field, said) == (
-        "pools.0.max_price_usd_h", ["expected cpu for at most $1.5 an hour, found $2"],
-    )  # fmt: skip
+    response = client.post(reverse("run-new"), sent)
+    [(field, output)] = response.context["form"].all_errors.items()
+    assert (field, output) == (
+        "pools.0.max_price_usd_h",
+        ["expected cpu for at most $1.5 an hour, found $2"],
+    )
     launch(client, sent | {"pools.0.max_price_usd_h": "2"})
     for wrong in ("{", "[1]"):
         form = RunForm(sent | {"pools.0.options": wrong})
@@ -159,8 +177,14 @@ def test_too_dear_is_refused_at_its_field(client: Client, olga: Any) -> None:
         assert "expected a JSON object" in form.all_errors["pools.0.options"][0]
 
 
-def test_source_leads_to_the_address_that_says_it(client: Client, run: Run) -> None:
-    asked = {"source": "fork", "template": "local", "clone": "x", "fork": str(run.pk), "round": "5"}
+def test_source_redirects_to_the_equivalent_url(client: Client, run: Run) -> None:
+    parameters = {
+        "source": "fork",
+        "template": "local",
+        "clone": "x",
+        "fork": str(run.pk),
+        "round": "5",
+    }
     for change, query in (
         ({}, f"fork={run.pk}&round=5"),
         ({"round": ""}, f"fork={run.pk}"),
@@ -168,8 +192,8 @@ def test_source_leads_to_the_address_that_says_it(client: Client, run: Run) -> N
         ({"source": "clone", "clone": ""}, ""),
         ({"source": "//evil.example"}, ""),
     ):
-        answer = client.get(reverse("run-new"), asked | change)
-        assert (answer.status_code, answer["Location"]) == (302, f"/runs/new?{query}")
+        response = client.get(reverse("run-new"), parameters | change)
+        assert (response.status_code, response["Location"]) == (302, f"/runs/new?{query}")
 
 
 def names(choice: dict[str, Any]) -> list[str]:
@@ -187,11 +211,11 @@ def test_only_runs_with_a_checkpoint_can_be_forked(client: Client, run: Run) -> 
     assert (source["kind"], source["chosen"]) == ("clone", str(run.pk))
 
 
-def test_the_page_asks_as_much_with_many_runs(
-    client: Client, olga: Any, django_assert_max_num_queries: Any
+def test_the_number_of_queries_of_the_form_is_constant(
+    client: Client, operator_user: Any, django_assert_max_num_queries: Any
 ) -> None:
     for n in range(3):
-        seed.run(olga, name=f"Run {n}", committed=1)
+        seed.run(operator_user, name=f"Run {n}", committed=1)
     with django_assert_max_num_queries(16):
         client.get(reverse("run-new"))
 
@@ -199,16 +223,16 @@ def test_the_page_asks_as_much_with_many_runs(
 # Dry run.
 
 
-def test_a_dry_run_shows_what_would_be_launched_and_makes_nothing(
-    client: Client, olga: Any, tmp_path: Path
+def test_a_dry_run_shows_the_run_and_creates_nothing(
+    client: Client, operator_user: Any, tmp_path: Path
 ) -> None:
     sent = values_of(client) | {"name": "Only tried", "dry_run": "1"}
-    answer = client.post(reverse("run-new"), sent)
-    page = answer.content.decode()
-    assert answer.status_code == 200
-    assert "Dry run: backends, bucket and data say yes" in page
+    response = client.post(reverse("run-new"), sent)
+    page = response.content.decode()
+    assert response.status_code == 200
+    assert "Dry run passed: backends, bucket and data are ready" in page
     assert "4 × local cpu" in page
-    assert page.count("&quot;sync_every&quot;: 90") == 2  # beside the form, and as what it is
+    assert page.count("&quot;sync_every&quot;: 90") == 2  # next to the form, and in the dry run
     assert 'value="Only tried"' in page
     assert not Run.objects.exists()
     assert not [path for path in (tmp_path / "rendezvous").rglob("*") if path.is_file()]
@@ -216,25 +240,27 @@ def test_a_dry_run_shows_what_would_be_launched_and_makes_nothing(
     assert launch(client, sent).name == "Only tried"
 
 
-def test_a_dry_run_says_what_a_launch_would(client: Client, olga: Any, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_errors_of_a_launch(
+    client: Client, operator_user: Any, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("a file where a folder should be")
     wrong = {"rendezvous": f"{tmp_path}/file/run"}
     for change, field in (({"sync_every": "0"}, "sync_every"), (wrong, "rendezvous")):
-        answer = client.post(reverse("run-new"), values_of(client) | {"dry_run": "1"} | change)
-        assert answer.status_code == 422
-        assert list(answer.context["form"].all_errors) == [field]
-        assert "say yes" not in answer.content.decode()
+        response = client.post(reverse("run-new"), values_of(client) | {"dry_run": "1"} | change)
+        assert response.status_code == 422
+        assert list(response.context["form"].all_errors) == [field]
+        assert "Dry run passed" not in response.content.decode()
     assert not Run.objects.exists()
 
 
-def test_a_viewer_has_neither(client: Client) -> None:
+def test_viewers_have_neither_source_nor_dry_run(client: Client) -> None:
     client.force_login(seed.user("vera", "viewer"))
     assert client.get(reverse("run-new")).status_code == 403
     assert client.post(reverse("run-new"), {"dry_run": "1"}).status_code == 403
 
 
-def test_enter_in_a_field_costs_nothing(client: Client, olga: Any) -> None:
-    """The first submit button of a form is the one that Enter presses."""
+def test_enter_triggers_a_dry_run(client: Client, operator_user: Any) -> None:
+    """Enter presses the first submit button of a form."""
     page = client.get(reverse("run-new")).content.decode()
     form = page[page.index("data-submit") :]
     assert form[form.index('type="submit"') :].startswith('type="submit" name="dry_run"')

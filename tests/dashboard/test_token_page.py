@@ -1,4 +1,4 @@
-"""A person's own tokens on the page, and what becomes of them."""
+"""API tokens of a user: the page, and their validity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.utils import timezone
 from runs.actions import api_tokens
 from runs.models import ApiToken
 from tests.browser import seed
-from tests.dashboard.people import client_for
+from tests.dashboard.page_harness import client_for
 
 pytestmark = pytest.mark.django_db
 FORM = {"name": "laptop", "scope": "operate", "days": "90"}
@@ -23,30 +23,32 @@ def owner() -> Any:
     return seed.user("owner", "operator")
 
 
-def text_of(answer: Any) -> str:
-    page = answer.content.decode()
+def text_of(response: Any) -> str:
+    page = response.content.decode()
     return str(page.split('id="token-text"')[1].split('value="')[1].split('"')[0])
 
 
-def test_nobody_else_s_tokens(owner: Any) -> None:
+def test_tokens_of_other_users_are_hidden(owner: Any) -> None:
     token, _ = api_tokens.issue(owner, name="laptop", scopes=["read"])
     for kind in ("stranger", "admin", "viewer"):
         client = client_for(kind, owner)
         assert "laptop" not in client.get("/account/tokens").content.decode()
         assert client.post(f"/account/tokens/{token.pk}/revoke").status_code == 404
     anonymous = Client()
-    for answer in (anonymous.get("/account/tokens"),
-                   anonymous.post(f"/account/tokens/{token.pk}/revoke")):  # fmt: skip
-        assert answer.status_code == 302
-        assert answer["Location"].startswith("/login")
+    for response in (
+        anonymous.get("/account/tokens"),
+        anonymous.post(f"/account/tokens/{token.pk}/revoke"),
+    ):
+        assert response.status_code == 302
+        assert response["Location"].startswith("/login")
     assert api_tokens.tokens_of(owner).count() == 1
 
 
-def test_it_is_shown_once_and_kept_as_a_hash(owner: Any) -> None:
+def test_a_token_is_shown_once_and_stored_as_a_hash(owner: Any) -> None:
     client = client_for("owner", owner)
-    answer = client.post("/account/tokens", FORM)
-    assert answer["Cache-Control"].startswith("max-age=0")
-    text = text_of(answer)
+    response = client.post("/account/tokens", FORM)
+    assert response["Cache-Control"].startswith("max-age=0")
+    text = text_of(response)
     token = ApiToken.objects.get()
     assert text.startswith("arch_")
     assert token.scopes == ["read", "operate"]
@@ -57,29 +59,29 @@ def test_it_is_shown_once_and_kept_as_a_hash(owner: Any) -> None:
     assert "used just now" in client.get("/account/tokens").content.decode()
 
 
-def test_revoked_it_opens_nothing(owner: Any) -> None:
+def test_a_revoked_token_is_rejected(owner: Any) -> None:
     client = client_for("owner", owner)
     headers = {"Authorization": f"Bearer {text_of(client.post('/account/tokens', FORM))}"}
     page = client.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke", follow=True)
-    assert "laptop was revoked" in page.content.decode()
+    assert "Token laptop revoked" in page.content.decode()
     assert Client().get("/api/me", headers=headers).status_code == 401
 
 
-def test_expired_it_opens_nothing(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_token_is_rejected(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, text = api_tokens.issue(owner, name="laptop", scopes=["read"], days=30)
     now = timezone.now()
     assert api_tokens.find(text, now=now + timedelta(days=29)) is not None
     assert api_tokens.find(text, now=now + timedelta(days=31)) is None
 
 
-def test_of_somebody_who_has_left_it_opens_nothing(owner: Any) -> None:
+def test_the_token_of_a_deactivated_user_is_rejected(owner: Any) -> None:
     _, text = api_tokens.issue(owner, name="laptop", scopes=["read"])
     owner.is_active = False
     owner.save()
     assert api_tokens.find(text, now=timezone.now()) is None
 
 
-def test_its_use_is_written_down_once_a_minute(owner: Any) -> None:
+def test_the_last_use_is_updated_once_a_minute(owner: Any) -> None:
     token, text = api_tokens.issue(owner, name="laptop", scopes=["read"])
     now = timezone.now()
     for after_s, expected_s in ((0, 0), (59, 0), (61, 61)):
@@ -97,20 +99,20 @@ def test_its_use_is_written_down_once_a_minute(owner: Any) -> None:
         ({"days": "0"}, "Select a valid choice"),
     ],
 )
-def test_what_is_wrong_is_said(owner: Any, change: dict[str, str], why: str) -> None:
-    answer = client_for("owner", owner).post("/account/tokens", FORM | change)
-    assert answer.status_code == 422
-    assert why in answer.content.decode()
+def test_errors_are_reported(owner: Any, change: dict[str, str], why: str) -> None:
+    response = client_for("owner", owner).post("/account/tokens", FORM | change)
+    assert response.status_code == 422
+    assert why in response.content.decode()
     assert not ApiToken.objects.exists()
 
 
-def test_so_many_and_no_more(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tokens_is_limited(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_tokens, "PER_PERSON", 1)
     client = client_for("owner", owner)
     assert client.post("/account/tokens", FORM).status_code == 200
-    answer = client.post("/account/tokens", FORM)
-    assert answer.status_code == 422
-    assert "expected at most 1 tokens" in answer.content.decode()
+    response = client.post("/account/tokens", FORM)
+    assert response.status_code == 422
+    assert "expected at most 1 tokens" in response.content.decode()
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,12 @@ def test_so_many_and_no_more(owner: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"name": ""}, "expected a name"),
     ],
 )
-def test_the_service_checks_too(owner: Any, options: dict[str, Any], why: str) -> None:
+def test_the_action_validates_its_input(owner: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         api_tokens.issue(owner, **{"name": "x", "scopes": ["read"], **options})
 
 
-def test_constant_queries(owner: Any, django_assert_max_num_queries: Any) -> None:
+def test_the_number_of_queries_is_constant(owner: Any, django_assert_max_num_queries: Any) -> None:
     client = client_for("owner", owner)
     for number in range(20):
         api_tokens.issue(owner, name=f"token {number}", scopes=["read"])

@@ -1,4 +1,4 @@
-"""Web and worker must run on a machine without torch, and not pay for it where it is."""
+"""Web server and worker run without torch, and do not import it if it is installed."""
 
 from __future__ import annotations
 

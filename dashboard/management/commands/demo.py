@@ -1,4 +1,4 @@
-"""``manage.py demo``: the whole server, a user, and a run that trains before your eyes."""
+"""``manage.py demo``: start the server, create a user, and launch and watch a demo run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from runs.models import Run
 from runs.queries import selectors
 from runs.states import RUN_ACTIVE, RunState
 from runs.submit import run_draft
+from runs.submit.create import create_run
 from runs.submit.run_draft import RunDraft
 
 USER = "demo"
 
 
 class Command(BaseCommand):
-    help = "Like serve, and submit the demo run and show its progress."
+    help = "Start the server as serve does, submit the demo run and show its progress."
     requires_system_checks = ()
 
     def add_arguments(self, parser: Any) -> None:
@@ -35,7 +36,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--exit",
             action="store_true",
-            help="end when the run has ended: status 0 when it succeeded, 1 when it did not",
+            help="exit when the run ends: status 0 if it succeeded, otherwise 1",
         )
 
         parser.add_argument(
@@ -44,7 +45,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--mixed",
             action="store_true",
-            help="submit the run on five backends; they must be there (make demo-mixed)",
+            help="run on five backends, which must be reachable (make demo-mixed)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -54,7 +55,7 @@ class Command(BaseCommand):
             settings = replace(draft.settings, total_rounds=options["rounds"], warmup_steps=1)
             draft = replace(draft, settings=settings)
         try:
-            with supervisor(options, say=progress.say) as running:
+            with supervisor(options, report=progress.log) as running:
                 succeeded = _serve(running, progress, draft, leave=options["exit"])
         except Stopped:
             succeeded = False
@@ -72,50 +73,48 @@ def _rounds(text: str) -> int:
 
 
 def _serve(running: Supervisor, progress: Progress, draft: RunDraft, *, leave: bool) -> bool:
-    """Whether the run succeeded; returns at once when it has ended if ``leave``, else on a stop."""
+    """Return whether the run succeeded: when it ends if ``leave``, otherwise when stopped."""
     running.start()
-    progress.say(f"serving {running.address} (state and logs in {running.var})")
+    progress.log(f"serving {running.address} (state and logs in {running.var})")
     user = _demo_user(progress)
     for run in Run.objects.filter(owner=user, name=draft.name, state__in=RUN_ACTIVE):
-        progress.say(f"stopping the demo run of {run.created_at:%Y-%m-%d %H:%M} UTC")
+        progress.log(f"stopping the demo run of {run.created_at:%Y-%m-%d %H:%M} UTC")
         replicas_and_pools.request_stop(run, actor=user)
-    run = replicas_and_pools.create_run(
-        draft, owner=user, submit_key=f"demo-{secrets.token_hex(8)}"
-    )
-    progress.say(f"watch the run at {running.address}runs/{run.pk}/")
+    run = create_run(draft, owner=user, submit_key=f"demo-{secrets.token_hex(8)}")
+    progress.log(f"watch the run at {running.address}runs/{run.pk}/")
     run = _watch(running, progress, run)
     succeeded = run.state == RunState.SUCCEEDED
     if run.ended:
-        _say_result(progress, run, succeeded)
+        _report_result(progress, run, succeeded)
         if not leave:
-            progress.say(f"still serving {running.address}; Ctrl-C stops it")
+            progress.log(f"still serving {running.address}; Ctrl-C stops it")
             while not running.stopping:
                 running.wait()
     if running.stopping:
-        progress.say("stopping")
+        progress.log("stopping")
     return succeeded
 
 
 def _demo_user(progress: Progress) -> User:
-    """The user of the demo, an administrator. Only a hash of the password is kept."""
+    """The administrator of the demo. Only a hash of the password is stored."""
     user = User.objects.filter(username=USER).first()
     if user is not None:
-        progress.say(
-            f"sign in as {USER} with the password shown when it was made "
-            f"(a new one: .venv/bin/python manage.py changepassword {USER})"
+        progress.log(
+            f"sign in as {USER} with the password that was shown when the user was created "
+            f"(to set a new one: .venv/bin/python manage.py changepassword {USER})"
         )
         return user
     password = secrets.token_urlsafe(9)
-    progress.say(f"sign in as {USER} with password {password} (shown only now)")
+    progress.log(f"sign in as {USER} with password {password} (shown only once)")
     return User.objects.create_superuser(USER, password=password)
 
 
 def _watch(running: Supervisor, progress: Progress, run: Run) -> Run:
-    """Show the run until it has ended or somebody wants to stop."""
+    """Show progress until the run ends or the server is stopped."""
     seen = 0
     while True:
         run = selectors.runs_for(run.owner).get(pk=run.pk)
-        # Newest first, and only of late: what was missed is on the page.
+        # At most the newest events: older ones are on the page.
         rows = sorted(selectors.event_rows(run, after_id=seen), key=lambda row: int(row["id"]))
         progress.events(rows)
         seen = rows[-1]["id"] if rows else seen
@@ -126,12 +125,12 @@ def _watch(running: Supervisor, progress: Progress, run: Run) -> Run:
         running.wait(0.5)
 
 
-def _say_result(progress: Progress, run: Run, succeeded: bool) -> None:
+def _report_result(progress: Progress, run: Run, succeeded: bool) -> None:
     reason = f": {run.state_reason}" if run.state_reason else ""
-    progress.say(f"the run {run.state}{reason}")
+    progress.log(f"run {run.state}{reason}")
     if succeeded and run.eval_loss is not None:
-        progress.say(
+        progress.log(
             f"evaluation loss of the global weights: {run.eval_loss:.3f} nats per byte "
-            "(5.545 would be guessing)"
+            "(random guessing: 5.545)"
         )
-        progress.say(f"text from it: .venv/bin/python -m diloco.generate {run.rendezvous}")
+    progress.log(f"generate text: .venv/bin/python -m diloco.generate {run.rendezvous}")

@@ -1,4 +1,4 @@
-"""``manage.py serve``: the whole server on this machine, until Ctrl-C."""
+"""``manage.py serve``: run the server on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dashboard.server.supervisor import Stopped, SupervisorError
 
 
 class Command(BaseCommand):
-    help = "Start broker, worker, beat and web server under one supervisor, until Ctrl-C."
+    help = "Run broker, workers, beat and web server under one supervisor, until Ctrl-C."
     requires_system_checks = ()
 
     def add_arguments(self, parser: Any) -> None:
         address_options(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        say = Progress(sys.stdout).say
+        log = Progress(sys.stdout).log
         try:
-            with supervisor(options, say=say) as running:
+            with supervisor(options, report=log) as running:
                 running.start()
-                say(f"serving {running.address} (state and logs in {running.var})")
+                log(f"serving {running.address} (state and logs in {running.var})")
                 if setup_token.is_needed():
                     token = setup_token.setup_token()
-                    say(f"create the first administrator at {running.address}setup?token={token}")
+                    log(f"create the first administrator at {running.address}setup?token={token}")
                 while not running.stopping:
                     running.wait()
-                say("stopping")
+                log("stopping")
         except Stopped:
             pass
         except SupervisorError as error:

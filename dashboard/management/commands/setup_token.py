@@ -1,4 +1,4 @@
-"""``manage.py setup_token``: what the page that creates the first administrator asks for."""
+"""``manage.py setup_token``: print the token for creating the first administrator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dashboard.security import setup_token
 
 class Command(BaseCommand):
     help = (
-        "Print the set-up token, which the first administrator is created with. Run it with the "
+        "Print the setup token for creating the first administrator. Run it with the "
         "server's own Python: .venv/bin/python manage.py setup_token"
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not setup_token.is_needed():
-            raise CommandError("this server has users: no set-up token is needed")
+            raise CommandError("a user exists already: the setup token is not needed")
         self.stdout.write(setup_token.setup_token())

@@ -1,3 +1,3 @@
-"""How dates are written where nothing else says, as in the admin: sortable and with seconds, as in
-logs and the API. Read by ``FORMAT_MODULE_PATH``:
+"""Default date format of Django, e.g. in the admin: sortable and with seconds, as in logs and API.
+Loaded by ``FORMAT_MODULE_PATH``:
 https://docs.djangoproject.com/en/stable/topics/i18n/formatting/#creating-custom-format-files"""

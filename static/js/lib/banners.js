@@ -1,5 +1,5 @@
-// What is said above a page when what it shows is old: no worker is at work, or runs that train
-// have sent nothing for long. The server renders both; here they come and go.
+// Banners for stale data: no worker is running, or training runs have sent no data for a while.
+// The server renders both; this module shows and hides them.
 
 import { secondsSince } from "./format.js";
 import { $, setText } from "./dom.js";
@@ -8,7 +8,7 @@ const silent = $("[data-banner=silent]");
 const stale = $("[data-banner=stale]");
 const LIVE = new Set(["running", "degraded", "stalled"]);
 
-/** A worker was last heard of then: "" if nobody knows when, null while one is at work. */
+/** Time of the last worker heartbeat: "" if unknown, null while a worker is running. */
 export function showSilent(since) {
   if (!silent || since === undefined) return;
   silent.hidden = since === null;
@@ -17,8 +17,13 @@ export function showSilent(since) {
   if (since) time.dateTime = since;
 }
 
-export const isStale = (run) =>
-  Boolean(stale && LIVE.has(run.state) && run.last_seen_at && secondsSince(run.last_seen_at) > stale.dataset.after);
+/** Seconds since the newest data of a training run, 0 if unknown. */
+const dataAge = (run) => (LIVE.has(run.state) && secondsSince(run.last_seen_at)) || 0;
+
+export const isStale = (run) => Boolean(stale && dataAge(run) > stale.dataset.after);
+
+/** Age of the newest data of a training run if more is overdue, otherwise 0. */
+export const lateness = (run) => (dataAge(run) > stale?.dataset.lateAfter ? dataAge(run) : 0);
 
 export function showStale(count) {
   if (!stale) return;

@@ -1,5 +1,5 @@
-// Small helpers around the DOM. Nothing sets a style attribute (the policy is style-src 'self'):
-// sizes and colours that depend on data are set through the CSSOM.
+// DOM helpers. The content security policy forbids style attributes (style-src 'self'), so sizes and
+// colours that depend on data are set through the CSSOM.
 
 import { look } from "./states.js";
 
@@ -8,10 +8,10 @@ const STATIC = document.body.dataset.static;
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-/** What a table's parts are is said aloud: on a narrow screen its rows are shown as cards. */
+/** ARIA roles of table parts: on a narrow screen rows are displayed as cards, which drops them. */
 const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell" };
 
-/** An element: h("td.num", {title: "x"}, "text", child, ...). Properties that are null are left out. */
+/** An element: h("td.num", {title: "x"}, "text", child, ...). Null properties are skipped. */
 export function h(spec, properties = {}, ...children) {
   const [tag, ...classes] = spec.split(".");
   const element = document.createElement(tag || "div");
@@ -28,17 +28,25 @@ export function h(spec, properties = {}, ...children) {
   return element;
 }
 
-/** A table of `spec` with named columns ("#name": of numbers), around its body. */
-export const table = (spec, caption, columns, body) =>
-  h(spec, {},
-    h("caption.visually-hidden", {}, caption),
-    h("thead", {}, h("tr", {}, columns.map((one) => one.nodeType ? one : h(one[0] === "#" ? "th.num" : "th", { scope: "col" }, one.replace("#", ""))))),
-    body);
+/** The header of a column; "#name" for a numeric one. */
+const column = (name) => h(name[0] === "#" ? "th.num" : "th", { scope: "col" }, name.replace("#", ""));
 
-/** The head of a column of buttons. */
+/** An empty cell of that column. Narrow screens show the name beside the value. */
+export const cellOf = (name) => h(name[0] === "#" ? "td.num" : "td", { dataset: { label: name.replace("#", "") } });
+
+/** A table around `body`; `columns` are names, "#name" for numeric columns, or elements. */
+export function table(spec, caption, columns, body) {
+  const heads = columns.map((one) => (one.nodeType ? one : column(one)));
+  return h(spec, {},
+    h("caption.visually-hidden", {}, caption),
+    h("thead", {}, h("tr", {}, heads)),
+    body);
+}
+
+/** The header of an action column. */
 export const ACTIONS = () => h("th", { scope: "col" }, h("span.visually-hidden", {}, "Actions"));
 
-/** An element of a drawing, not told to those who hear the page. */
+/** An SVG element, hidden from screen readers. */
 export function svg(tag, properties, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
@@ -46,9 +54,12 @@ export function svg(tag, properties, ...children) {
   return element;
 }
 
-export const icon = (name) => svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${STATIC}icons.svg#${name}` }));
+export function icon(name) {
+  const use = svg("use", { href: `${STATIC}icons.svg#${name}` });
+  return svg("svg", { class: "icon", "aria-hidden": "true" }, use);
+}
 
-/** The elements of `root` that are marked data-<name>, by name. */
+/** The elements of `root` with attribute data-<name>, by name. */
 export const marked = (root, ...names) => Object.fromEntries(names.map((name) => [name, $(`[data-${name}]`, root)]));
 
 export const press = (button, on) => button.setAttribute("aria-pressed", String(on));
@@ -57,10 +68,11 @@ export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 export function stateBadge(state, modifier = "") {
   const { icon: name, tone, word } = look(state);
-  return h(`span.state${modifier ? "." + modifier : ""}`, { dataset: { state, tone } }, icon(name), h("span", {}, word));
+  const spec = `span.state${modifier ? "." + modifier : ""}`;
+  return h(spec, { dataset: { state, tone } }, icon(name), h("span", {}, word));
 }
 
-/** Replace a badge only when its state has changed, so that nothing flickers. */
+/** Replace a badge only when its state changes, to avoid flicker. */
 export function setState(cell, state, modifier = "") {
   const badge = cell.firstElementChild;
   if (badge?.dataset.state !== state) cell.replaceChildren(stateBadge(state, modifier));
@@ -76,7 +88,7 @@ export function setFraction(bar, fraction, tone = null) {
   if (tone) bar.dataset.tone = tone;
 }
 
-/** Keep an element's children in step with keyed rows: reuse, move, add, remove. */
+/** Reconcile an element's children with keyed rows: reuse, move, add, remove. */
 export function keyed(parent, rows, key, make, update) {
   const existing = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
@@ -100,7 +112,7 @@ export const cssColor = (name) => getComputedStyle(document.documentElement).get
 export const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Run `work` at the next frame, once however often it is asked for. */
+/** Run `work` once in the next animation frame. */
 export function oncePerFrame(work) {
   let asked = false;
   return () => {
@@ -113,13 +125,13 @@ export function oncePerFrame(work) {
   };
 }
 
-/** How long something took since `start`, for whoever looks (benches, the browser's own tools). */
+/** Record a performance measure since `start` (for benchmarks and developer tools). */
 export function timed(name, start) {
   performance.clearMeasures(name);
   performance.measure(name, { start });
 }
 
-/** What a view keeps in the address, so that any view can be pasted to a colleague. */
+/** View state in the address, so that a link reproduces the view. */
 export const url = {
   get: (name) => new URLSearchParams(location.search).get(name),
   set(values, { push = false } = {}) {

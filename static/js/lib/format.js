@@ -1,9 +1,9 @@
-// Numbers as people read them: the browser's copy of dashboard/presentation/formats.py. A browser test feeds
-// both the same values. Unknown is an en dash, never 0.
+// Number formats: the browser's copy of dashboard/presentation/formats.py. A browser test compares
+// both on the same values. Unknown is an en dash, never 0.
 
 export const UNKNOWN = "–";
 
-/** From here on a number is written with an exponent. */
+/** Numbers from this size are written with an exponent. */
 const HUGE = 1e18;
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
@@ -61,7 +61,7 @@ export function duration(value) {
   return `${Math.floor(hours / 24)}d ${two(hours % 24)}h`;
 }
 
-/** Whole seconds that tick: `duration` without fractions. */
+/** `duration` without fractions of seconds, for running clocks. */
 export function elapsed(value) {
   if (!known(value)) return UNKNOWN;
   const whole = Math.max(0, Math.floor(value));
@@ -84,7 +84,7 @@ export function percent(value) {
   return `${(value * 100).toFixed(Math.abs(value) < 0.0995 ? 1 : 0)}%`;
 }
 
-/** US dollars. What nobody knows is "unknown": a dash could be read as nothing. */
+/** US dollars. An unknown amount is "unknown": a dash could be read as zero. */
 export function money(value) {
   if (!known(value)) return "unknown";
   if (value > 0 && value < 0.005) return "<$0.01";
@@ -101,12 +101,12 @@ export function short(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-/** What stands at an axis' ticks: `text` of each; where two would read the same, all of them with as
+/** Tick labels of an axis: `text` of each; where two would be equal, all of them with as
  * many digits as the step from one to the next needs. */
 export function axis(ticks, text) {
   const texts = ticks.map((tick) => (tick === null ? "" : text(Number(tick.toPrecision(12)))));
-  const said = texts.filter(Boolean);
-  if (new Set(said).size === said.length) return texts;
+  const shown = texts.filter(Boolean);
+  if (new Set(shown).size === shown.length) return texts;
   const places = ticks.filter((tick) => tick !== null);
   const step = Math.min(...places.slice(1).map((tick, i) => tick - places[i]));
   return texts.map((one, i) => (one ? finer(ticks[i], one, step) : one));
@@ -121,12 +121,16 @@ function finer(value, text, step) {
   const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / scale) - 1e-9), 0), 12);
   const fixed = (n) => n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   if (number) return fixed(value / scale) + unit;
-  return `${Math.floor(value / 3600)}:${two(Math.floor(value / 60) % 60)}:${fixed(value % 60).padStart(digits ? digits + 3 : 2, "0")}`;
+  const [hours, minutes] = [Math.floor(value / 3600), Math.floor(value / 60) % 60];
+  const seconds = fixed(value % 60).padStart(digits ? digits + 3 : 2, "0");
+  return `${hours}:${two(minutes)}:${seconds}`;
 }
 
-export function clock(iso) {
-  return new Date(iso).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-}
+/** Options of a time of day. */
+export const MINUTES = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+export const SECONDS = { ...MINUTES, second: "2-digit" };
+
+export const clock = (iso) => new Date(iso).toLocaleTimeString([], SECONDS);
 
 export function when(iso) {
   return new Date(iso).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });

@@ -1,9 +1,9 @@
-// What forms that ask the server share: errors at their fields, the newest question, one launch
-// per press.
+// Shared by forms that validate on the server: errors at fields, latest request only, one launch
+// per click.
 
 import { $$, h, icon } from "./dom.js";
 
-/** Shows `errors[name]` at each field, and to those who hear the page. What has not changed stays. */
+/** Show `errors[name]` at each field and announce them. Unchanged errors stay in place. */
 export function showErrors(form, errors) {
   for (const list of $$("[data-errors-for]", form)) {
     const messages = errors[list.dataset.errorsFor] ?? [];
@@ -23,15 +23,15 @@ export function showErrors(form, errors) {
   }
 }
 
-/** What it returns asks `question()` after so many ms; only the newest question is `answered` or
- *  `failed`. */
+/** Return a debounced request function: it sends `question()` after a delay in ms, and only the
+ *  newest request calls `answered` or `failed`. */
 export function asker(question, answered, failed) {
   let newest = 0;
   let timer = 0;
   async function ask() {
-    const mine = ++newest;
-    const [tell, answer] = await question().then((found) => [answered, found], () => [failed]);
-    if (mine === newest) tell(answer);
+    const number = ++newest;
+    const [report, answer] = await question().then((response) => [answered, response], () => [failed]);
+    if (number === newest) report(answer);
   }
   return (delay_ms) => {
     clearTimeout(timer);
@@ -39,7 +39,7 @@ export function asker(question, answered, failed) {
   };
 }
 
-/** Sends a form once; coming back to one that was sent is a new intention. */
+/** Submit a form once; a page restored from the back/forward cache can submit again. */
 export function sendOnce(form, button, { sent = () => {}, back = () => {} } = {}) {
   let sending = false;
   form.addEventListener("submit", (event) => {

@@ -1,17 +1,19 @@
-// What a page sees of the server as it changes: server-sent events where they can be had (through
-// the browser's one stream, lib/hub.js), polling where not.
+// Live updates: server-sent events through the stream that all tabs share (lib/stream.js), with
+// polling as a fallback.
 //
-// States, shown by the dot in the header: live, reconnecting, polling, ended.
+// Connection states, shown in the header: live, reconnecting, polling, ended. A live connection of a
+// run whose data is late shows the age of the data.
 
-import { h } from "./dom.js";
-import { showSilent } from "./banners.js";
-import { newer, Hub } from "./hub.js";
+import { h, setText } from "./dom.js";
+import { isStale, lateness, showSilent, showStale } from "./banners.js";
+import { age } from "./format.js";
+import { newer } from "./stream.js";
 
 const POLL_MS = 5000;
-const PATIENCE_MS = 4000; // how long "reconnecting" may last before polling begins
+const PATIENCE_MS = 4000; // how long to reconnect before polling starts
 const SPREAD_MS = 1000;
 
-const WORDS = {
+const LABELS = {
   connecting: "Connecting",
   live: "Live",
   reconnecting: "Reconnecting",
@@ -22,23 +24,36 @@ const WORDS = {
 
 export class SignedOut extends Error {}
 
-/** An answer of our own server; a redirect to the sign-in page is an error of its own. */
+/** Fetch from the server; a redirect to the sign-in page raises SignedOut. */
 async function ask(address, kind) {
   const response = await fetch(address, { headers: { Accept: kind } });
   if (response.status === 401 || response.redirected) throw new SignedOut("signed out");
-  // 422: some of what was asked for could not be had, and the rest is there.
+  // 422: a partial result; the body names the missing parts.
   if (!response.ok && response.status !== 422) throw new Error(`${address}: ${response.status}`);
   return response;
 }
 
 export const getJSON = async (address) => (await ask(address, "application/json")).json();
 
-/** Part of a page: our own server's template, escaped there. */
+/** An HTML fragment rendered and escaped by the server. */
 export const getHTML = async (address) => (await ask(address, "text/html")).text();
 
+// The number changes with the messages of lib/stream.js: tabs of an older version keep their worker.
+const WORKER = "archipelago-live-1";
+
+/** A port of the stream: in the shared worker, or of this page (Chromium on Android has none). */
+function connect() {
+  const script = new URL("./live_worker.js", import.meta.url);
+  if (window.SharedWorker) return new SharedWorker(script, { type: "module", name: WORKER }).port;
+  const { port1, port2 } = new MessageChannel();
+  import(script).then(({ serve }) => serve(port2));
+  return port1;
+}
+
 export class Live {
-  #hub;
-  #last = ""; // id of the newest delta that was passed on
+  #port = null;
+  #release = () => {}; // releases the lock that shows the worker that this page is open
+  #last = ""; // id of the newest delta that was delivered
   #open = false;
   #feedOk = true;
   #pollTimer = 0;
@@ -46,14 +61,14 @@ export class Live {
   #polling = false;
   #resync = 0;
 
-  /** `stream()`: the address of the page's own stream, with where it is (`after`); what it names is
-   *  shared with other tabs. `onDelta(delta, id)`; `poll(): Promise` brings everything up to date. */
-  constructor({ stream, onDelta, poll, dot }) {
-    Object.assign(this, { stream, onDelta, poll, dot });
+  /** `topic`: a run's id or "list", followed at `stream` from `after()` on. `onDelta(delta, id)`;
+   *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown. */
+  constructor({ stream, topic, after, onDelta, poll, dot, run }) {
+    Object.assign(this, { stream, topic, after, onDelta, poll, dot });
     this.state = "";
-    this.#hub = new Hub({ address: () => this.#address(), on: (message) => this.#on(message) });
-    // A page that is put away must neither hold a connection nor lead.
-    addEventListener("pagehide", () => this.#hub.close());
+    if (run) setInterval(() => run() && this.#showAge(run()), 1000);
+    // A page in the back/forward cache must not follow the stream.
+    addEventListener("pagehide", () => this.#leave());
     addEventListener("pageshow", (event) => event.persisted && !this.over && (this.poll(), this.start()));
   }
 
@@ -65,13 +80,32 @@ export class Live {
     this.#show(this.#polling ? "polling" : "connecting");
     this.#open = false;
     this.#lose();
-    this.#hub.open();
+    this.#join();
   }
 
-  #address() {
-    const url = new URL(this.stream(), location.href);
-    if (newer(this.#last, url.searchParams.get("after") ?? "")) url.searchParams.set("after", this.#last);
-    return url.pathname + url.search;
+  #join() {
+    const port = connect();
+    this.#port = port;
+    port.onmessage = ({ data }) => this.#on(data);
+    const join = (lock) => {
+      const after = newer(this.#last, this.after()) ? this.#last : this.after();
+      const address = new URL(this.stream, location.href).href;
+      port.postMessage({ address, topic: this.topic, after, lock });
+    };
+    if (!navigator.locks) { // plain HTTP from another machine
+      join(null);
+      return;
+    }
+    const lock = `${WORKER}:${Math.random()}`;
+    navigator.locks.request(lock, () => {
+      join(lock);
+      return new Promise((resolve) => (this.#release = resolve));
+    });
+  }
+
+  #leave() {
+    this.#port?.postMessage(null);
+    this.#release();
   }
 
   #on(message) {
@@ -84,11 +118,11 @@ export class Live {
       return;
     }
     if (message.kind === "resync" && !message.topic) {
-      this.#last = ""; // what was lost is not known, and the server's ids may begin anew
+      this.#last = ""; // lost messages are unknown, and the server's ids can start over
       this.#pollSoon();
       return;
     }
-    // Another tab may have had the stream begin earlier than we need.
+    // The shared stream can start before this page's cursor.
     const known = !newer(message.id, this.#last);
     if (!known) this.#last = message.id;
     if (known) return;
@@ -96,11 +130,21 @@ export class Live {
     else if (message.kind === "resync") this.#pollSoon();
   }
 
-  /** Nothing will change any more. */
+  /** Close: the run has ended and nothing changes any more. */
   end() {
-    this.#hub.close();
+    this.#leave();
     this.#stopPolling();
     this.#show("ended");
+  }
+
+  /** Show the age of late data. */
+  #showAge(run) {
+    showStale(Number(isStale(run)));
+    if (this.state !== "live") return;
+    const seconds = lateness(run);
+    this.dot.toggleAttribute("data-late", seconds > 0);
+    setText(this.dot, seconds ? `No data for ${age(seconds)}` : LABELS.live);
+    this.dot.title = seconds ? "The page is connected, but the replicas have sent no telemetry" : "";
   }
 
   #settle() {
@@ -142,7 +186,7 @@ export class Live {
     this.#patience = 0;
   }
 
-  /** Many pages are told to load at once: not in the same instant. */
+  /** Add jitter: many pages are notified at the same time. */
   #pollSoon() {
     clearTimeout(this.#resync);
     this.#resync = setTimeout(() => this.over || this.#pollOnce(), Math.random() * SPREAD_MS);
@@ -152,8 +196,8 @@ export class Live {
     try {
       await this.poll();
     } catch (error) {
-      if (!(error instanceof SignedOut)) return; // the next try may work; the dot says how it is
-      this.#hub.close();
+      if (!(error instanceof SignedOut)) return; // retried later; the connection indicator shows the state
+      this.#leave();
       this.#stopPolling();
       this.#show("signedout");
     }
@@ -164,9 +208,12 @@ export class Live {
     this.state = state;
     if (!this.dot) return;
     this.dot.dataset.state = state;
-    this.dot.textContent = WORDS[state];
+    this.dot.textContent = LABELS[state];
+    delete this.dot.dataset.late;
+    this.dot.title = "";
     if (state === "signedout") {
-      this.dot.append(": ", h("a", { href: `/login?next=${encodeURIComponent(location.pathname + location.search)}` }, "sign in again"));
+      const next = encodeURIComponent(location.pathname + location.search);
+      this.dot.append(": ", h("a", { href: `/login?next=${next}` }, "sign in again"));
     }
   }
 }

@@ -1,5 +1,5 @@
-// A replica keeps one hue and one dash pattern on every chart, by its number. Phases and states
-// have a colour and, where colour would stand alone, a pattern.
+// A replica has the same hue and dash pattern in every chart. Phases and states have a colour and,
+// where colour alone would carry meaning, a pattern.
 
 import { cssColor, h, svg } from "./dom.js";
 
@@ -9,7 +9,7 @@ const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 export const replicaHue = (number) => `--r-${number % HUES}`;
 export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES.length];
 
-/** A short piece of a line, for legends and tables. Follows the theme by itself. */
+/** A line sample for legends and tables. It follows the theme. */
 export function swatch(hue, dash, width, ...more) {
   const line = svg("path", { d: "M1 5H21", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none" });
   line.style.stroke = `var(${hue})`;
@@ -25,18 +25,23 @@ export function evalSwatch() {
   return swatch("--text", [], 2, point);
 }
 
-export const PHASES = ["bootstrap", "start", "compute", "encode", "upload", "wait", "download", "reduce", "apply", "other"];
+export const PHASES = [
+  "bootstrap", "start", "compute", "encode", "upload", "wait", "download", "reduce", "apply", "other",
+];
 
-/** Fill style of a phase on `context`. Waiting is hatched, so that it is seen without colour. */
+/** Fill style of a phase on `context`. Waiting is hatched, so that it is visible without colour. */
 export function phaseFill(context, phase) {
   const color = phase === "other" ? cssColor("--line-strong") : cssColor(`--p-${phase}`);
   return phase === "wait" ? hatch(context, color) : color;
 }
 
-/** Phases as charts and timeline group them: exchanging is upload and apply. */
+/** Phase groups of charts and timeline: exchange is upload and apply. */
 export const groupColor = (group) => cssColor({ down: "--p-download", other: "--p-encode" }[group] ?? `--p-${group}`);
 
-export const groupFill = (context, group) => (group === "wait" ? hatch(context, groupColor(group), cssColor("--surface")) : groupColor(group));
+export function groupFill(context, group) {
+  const color = groupColor(group);
+  return group === "wait" ? hatch(context, color, cssColor("--surface")) : color;
+}
 
 /** [r, g, b] of "#rrggbb". */
 export const rgb = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
@@ -77,7 +82,7 @@ export function sizeCanvas(canvas, width, height) {
   return context;
 }
 
-/** A picture of one pixel per colour (as `pixel` makes them), row by row. */
+/** An image with one pixel per colour (see `pixel`), row by row. */
 export function raster(width, height, colors) {
   const canvas = h("canvas", { width, height });
   const image = new ImageData(width, height);
@@ -88,7 +93,7 @@ export function raster(width, height, colors) {
 
 export const pixel = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 
-/** A rectangle filled with what `fill(context)` gives, for legends. */
+/** A rectangle filled with `fill(context)`, for legends. */
 export function key(fill, width = 14, y = 0, height = 12) {
   const canvas = h("canvas.key");
   const pen = sizeCanvas(canvas, width, 12);

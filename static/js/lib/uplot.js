@@ -1,4 +1,4 @@
-// uPlot as a module. Minified it is published for a plain script element alone, which stands before
-// ours in each page that draws with it, and is missing in the others.
+// uPlot as a module. The published minified build is a classic script; pages with charts load it
+// before this bundle, other pages do not.
 
 export default globalThis.uPlot;

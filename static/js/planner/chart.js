@@ -10,7 +10,7 @@ const LINES = [
   { name: "efficiency", label: "Efficiency", hue: "--r-0", width: 2.5, dash: [] },
   { name: "utilisation", label: "Utilisation", hue: "--r-2", width: 1.5, dash: [7, 3] },
   { name: "goodput", label: "Goodput under failures", hue: "--r-3", width: 1.5, dash: [2, 2.5] },
-  { name: "total_bytes", label: "Traffic in all (right)", hue: "--r-1", width: 1.75, dash: [9, 3, 2, 3] },
+  { name: "total_bytes", label: "Total traffic (right axis)", hue: "--r-1", width: 1.75, dash: [9, 3, 2, 3] },
 ];
 export function planChart(place, legend, choose) {
   let plot = null;
@@ -71,11 +71,11 @@ export function planChart(place, legend, choose) {
   follow(place, () => plot);
 
   return {
-    draw(found) {
-      plan = found;
+    draw(newPlan) {
+      plan = newPlan;
       const data = [
-        found.curve.map((a) => a.sync_every),
-        ...LINES.map(({ name }) => found.curve.map((a) => (name === "total_bytes" ? a[name] : a[name] * 100))),
+        newPlan.curve.map((a) => a.sync_every),
+        ...LINES.map(({ name }) => newPlan.curve.map((a) => (name === "total_bytes" ? a[name] : a[name] * 100))),
       ];
       plot?.destroy();
       plot = new uPlot(options(), data, place);

@@ -1,4 +1,4 @@
-// The dialog in which an operator stops or restarts a replica. It says what will follow.
+// The dialog to stop or restart a replica, with the consequences.
 
 import * as format from "../lib/format.js";
 import { $, setText } from "../lib/dom.js";
@@ -6,7 +6,7 @@ import { REPLICA_WORKING } from "../lib/states.js";
 
 const TITLE = { stop: "Stop replica", restart: "Restart replica" };
 
-/** `run` and `replicas` as the store has them; either may not be known yet. */
+/** `run` and `replicas` of the store; either can still be unknown. */
 export function replicaDialog() {
   const dialog = $("[data-replica-dialog]");
   const form = $("[data-replica-form]", dialog);
@@ -26,9 +26,13 @@ export function replicaDialog() {
 }
 
 function follows(what, run, replica) {
-  if (what === "restart") return "Its job is ended and the same identity is launched again as a new attempt. Failures before count no more.";
-  if (!run || !replica) return "It leaves for good, until somebody restarts it.";
+  if (what === "restart") {
+    return "Its job is cancelled and the replica is launched again as a new attempt. " +
+      "Earlier failures are no longer counted.";
+  }
+  if (!run || !replica) return "It stays stopped until an operator restarts it.";
   const live = run.live - (REPLICA_WORKING.has(replica.state) ? 1 : 0);
-  if (live < run.quorum) return `Live ${live} < quorum ${run.quorum}: the run will stall until other replicas are there.`;
-  return `${format.plural(live, "replica")} will be left at work, with a quorum of ${run.quorum}: the run goes on. It leaves for good, until somebody restarts it.`;
+  if (live < run.quorum) return `Live ${live} < quorum ${run.quorum}: the run will stall until other replicas join.`;
+  return `${format.plural(live, "replica")} remain, with a quorum of ${run.quorum}: the run continues. ` +
+    "The replica stays stopped until an operator restarts it.";
 }

@@ -1,16 +1,15 @@
-// Tabs that the server writes (alerts, checkpoints): asked for when they are open and what they show
-// may have changed.
+// Tabs rendered by the server (alerts, checkpoints): fetched while they are open and can have changed.
 
 import { $, setText } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
 
-/** What `place` shows is of `address`, and of `key()`. */
+/** `place` shows the fragment at `address`, for the state `key()`. */
 function written({ store, page }, place, address, key) {
   const { panel } = place.closest("[data-panel]").dataset;
   let shown = null;
   let asking = false;
 
-  // Nothing moves under somebody's fingers: what is new comes when they have left the list.
+  // Do not replace the list while it is in use; update it afterwards.
   const inUse = () => place.contains(document.activeElement) || $("details[open]", place);
 
   async function refresh() {
@@ -19,11 +18,11 @@ function written({ store, page }, place, address, key) {
     const wanted = key();
     try {
       const html = await getHTML(address);
-      if (inUse()) return; // while it was on its way
+      if (inUse()) return; // in use since the request
       place.innerHTML = html;
       shown = wanted;
     } catch {
-      // The next change, or the next look at the tab, asks again.
+      // The next change, or opening the tab, fetches again.
     } finally {
       asking = false;
     }
@@ -35,7 +34,8 @@ function written({ store, page }, place, address, key) {
 
 export function checkpointList(context, place) {
   const { store } = context;
-  const refresh = written(context, place, place.dataset.refresh, () => `${store.run.state} ${store.run.committed_rounds} ${store.events.size}`);
+  const key = () => [store.run.state, store.run.committed_rounds, store.events.size].join();
+  const refresh = written(context, place, place.dataset.refresh, key);
   return () => store.run && refresh();
 }
 
@@ -43,13 +43,14 @@ export function alertList(context, place) {
   const { store, page } = context;
   const badge = $("[data-alert-count]", page);
   const link = badge.closest("a");
-  const refresh = written(context, place, place.dataset.alerts, () => `${store.run.alerts} ${store.run.state} ${store.run.committed_rounds}`);
+  const key = () => [store.run.alerts, store.run.state, store.run.committed_rounds].join();
+  const refresh = written(context, place, place.dataset.alerts, key);
   return (changed) => {
     if (!store.run || !(changed.has("run") || changed.has("tab"))) return;
     const count = store.run.alerts ?? 0;
     badge.hidden = count === 0;
     setText($("[data-n]", badge), String(count));
-    link.title = count ? `${count} nobody has acknowledged` : "";
+    link.title = count ? `${count} unacknowledged` : "";
     refresh();
   };
 }

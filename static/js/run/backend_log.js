@@ -1,5 +1,5 @@
-// The backend's own log of one attempt: the newest lines first asked for, then what comes behind
-// them, for as long as the job runs and somebody looks. Following stops when somebody scrolls up.
+// The backend's log of one attempt: fetches the newest lines, then follows while the job runs and
+// the log is visible. Scrolling up stops following.
 
 import { h, setText } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
@@ -7,7 +7,7 @@ import { getJSON } from "../lib/live.js";
 const EVERY_MS = 3000;
 const WINDOW = 2000;
 
-export function backendLog(box, said, address) {
+export function backendLog(box, status, address) {
   const attempt = box.dataset.attempt;
   let after = "";
   let over = false;
@@ -16,13 +16,13 @@ export function backendLog(box, said, address) {
   async function load() {
     clearTimeout(timer);
     if (document.hidden) return;
-    setText(said, after ? said.textContent : "Asking…");
+    setText(status, after ? status.textContent : "Loading…");
     try {
       const answer = await getJSON(`${address}?attempt=${attempt}&after=${encodeURIComponent(after)}`);
       show(answer);
       over = answer.ended && !answer.unknown && !answer.lines.length;
     } catch {
-      setText(said, "the server was not reached");
+      setText(status, "server not reachable");
     }
     if (!over) timer = setTimeout(load, EVERY_MS);
   }
@@ -30,17 +30,17 @@ export function backendLog(box, said, address) {
   function show({ lines, position, cut, unknown, ended }) {
     const following = box.scrollTop + box.clientHeight >= box.scrollHeight - 24;
     if (unknown) {
-      setText(said, "unknown");
+      setText(status, "unknown");
       if (!box.querySelector("p:not(.unknown)")) box.replaceChildren(h("p.unknown", {}, unknown));
-      else said.title = unknown;
+      else status.title = unknown;
       return;
     }
     box.querySelector(".unknown")?.remove();
-    if (cut) box.append(h("p.cut", {}, "… lines were left out"));
+    if (cut) box.append(h("p.cut", {}, "… lines omitted"));
     box.append(...lines.map((line) => h("p", {}, line)));
     while (box.children.length > WINDOW) box.firstElementChild.remove();
     after = position;
-    setText(said, box.children.length ? (ended ? "complete" : "following") : "nothing was printed yet");
+    setText(status, box.children.length ? (ended ? "complete" : "following") : "no output yet");
     if (following) box.scrollTop = box.scrollHeight;
   }
 

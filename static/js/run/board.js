@@ -1,6 +1,6 @@
-// All charts of a part of the page under one toolbar: what is chosen there is the same for each and
-// is in the address. A window is asked of the server, which re-samples it; what comes by the live stream
-// is appended to what is shown, and asked for anew when that has become much.
+// The charts of a page section under one toolbar, whose options apply to all charts and are kept in
+// the address. The server samples the visible window. Points of the live stream are appended, and
+// the window is fetched again after many of them.
 
 import { $$, clamp, marked, press, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
@@ -10,21 +10,27 @@ import { SPECS } from "./specs.js";
 
 const DEFAULT_SMOOTH = 0.6;
 const POINTS = 4000;
-const FRESH = 600; // live points after which a chart is asked for anew
-const AGAIN_MS = 3000; // at most so often
+const FRESH = 600; // live points after which a chart is fetched again
+const AGAIN_MS = 3000; // minimum interval between fetches
+const ZOOMS = ["back", "all", "earlier", "later"];
+const SWITCHES = ["logy", "logx", "clip"];
 
-const number = (name) => (url.get(name) !== null && Number.isFinite(Number(url.get(name))) ? Number(url.get(name)) : null);
+/** A number of the address; null if it has none. */
+function number(name) {
+  const value = Number(url.get(name) ?? NaN);
+  return Number.isFinite(value) ? value : null;
+}
 
 export function board(context, place) {
   const { store, page } = context;
   const root = place.closest("[data-panel]") ?? page;
-  const at = marked(place, "smooth", "smooth-out", "x", "logy", "logx", "clip", "clip-out", "back", "all", "earlier", "later");
+  const at = marked(place, "x", "smooth", "smooth-out", "logy", "logx", "clip", "clip-out", ...ZOOMS);
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
   };
   const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
-  const asked = new Map(); // chart -> its last question
+  const asked = new Map(); // chart -> its latest request
   let behind = []; // windows to go back to
   let loaded = false;
 
@@ -32,15 +38,19 @@ export function board(context, place) {
     const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : "step";
     const [from, to] = [number("from"), number("to")];
     return {
-      x, from: to > from ? from : null, to: to > from ? to : null,
-      smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(Number(url.get("smooth")) || 0, 0, 0.98),
-      logy: url.get("log")?.includes("y") ?? false, logx: url.get("log")?.includes("x") ?? false, clip: url.get("clip") === "1",
+      x,
+      from: to > from ? from : null,
+      to: to > from ? to : null,
+      smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(number("smooth") ?? 0, 0, 0.98),
+      logy: url.get("log")?.includes("y") ?? false,
+      logx: url.get("log")?.includes("x") ?? false,
+      clip: url.get("clip") === "1",
     };
   }
 
   async function ask(chart) {
-    const mine = { fresh: 0, at: performance.now(), late: [] };
-    asked.set(chart, mine);
+    const request = { fresh: 0, at: performance.now(), late: [] };
+    asked.set(chart, request);
     const { x, from, to } = self.view;
     const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: POINTS });
     if (from !== null) query.set("from", from);
@@ -50,15 +60,15 @@ export function board(context, place) {
     else if (url.get("replicas")) query.set("replica", url.get("replicas"));
     try {
       const answer = await getJSON(`${page.dataset.series}?${query}`);
-      if (asked.get(chart) !== mine) return; // another question took its place
+      if (asked.get(chart) !== request) return; // a newer request replaced it
       chart.data = { ...answer, curves: answer.curves.map(unpacked), band: answer.band && unpacked(answer.band) };
-      for (const columns of mine.late) append(chart, columns); // came while the answer was under way
-      mine.late = null;
+      for (const columns of request.late) append(chart, columns); // arrived while the request was pending
+      request.late = null;
       chart.draw();
-      timed(`chart ${chart.id}`, mine.at);
+      timed(`chart ${chart.id}`, request.at);
       outcome();
     } catch {
-      mine.late = null; // the connection's dot says how it is
+      request.late = null; // the connection indicator shows the state
     }
   }
 
@@ -72,27 +82,28 @@ export function board(context, place) {
     const { x: axis, to } = self.view;
     if (!chart.spec.of.includes(columns.series) || !data) return;
     if (to !== null && columns.replica !== null && liveX(columns, { unit: 1 }, axis, data.origin)[0] > to) return;
-    const mine = asked.get(chart);
+    const request = asked.get(chart);
     const curve = data.curves.find((c) => c.series === columns.series && c.replica === columns.replica);
     const unit = curve?.unit ?? data.curves.find((c) => c.series === columns.series)?.unit;
     if (unit === undefined) return soon(chart);
     const xs = liveX(columns, { unit }, axis, data.origin);
     for (let i = 0; i < xs.length; i++) {
       if (to !== null && xs[i] > to) break;
-      if (curve && !add(curve, xs[i], columns.value[i])) mine.fresh += FRESH;
+      if (curve && !add(curve, xs[i], columns.value[i])) request.fresh += FRESH;
       if (data.band && columns.replica !== null) widen(data.band, xs[i], columns.value[i]);
     }
     for (const [i, kind] of columns.nonfinite ?? []) if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
     data.points += xs.length;
     data.total += xs.length;
-    mine.fresh += xs.length;
-    if (!curve || mine.fresh > FRESH) soon(chart);
+    request.fresh += xs.length;
+    if (!curve || request.fresh > FRESH) soon(chart);
   }
 
   function soon(chart) {
-    const mine = asked.get(chart);
-    if (mine.timer) return;
-    mine.timer = setTimeout(() => place.offsetParent && ask(chart), Math.max(0, mine.at + AGAIN_MS - performance.now()));
+    const request = asked.get(chart);
+    if (request.timer) return;
+    const delay_ms = Math.max(0, request.at + AGAIN_MS - performance.now());
+    request.timer = setTimeout(() => place.offsetParent && ask(chart), delay_ms);
   }
 
   function change(values, { again = false } = {}) {
@@ -103,7 +114,7 @@ export function board(context, place) {
       log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip ? 1 : null, table: [...self.tables].join(","),
     });
     controls();
-    charts.forEach((chart) => chart.draw()); // at once, with the points there are
+    charts.forEach((chart) => chart.draw()); // draw now with the loaded points
     if (again) load();
     outcome();
   }
@@ -134,12 +145,12 @@ export function board(context, place) {
   function controls() {
     const { view } = self;
     for (const button of $$("button", at.x)) press(button, button.value === view.x);
-    for (const name of ["logy", "logx", "clip"]) press(at[name], view[name]);
+    for (const name of SWITCHES) press(at[name], view[name]);
     at.logx.disabled = view.x === "wall" || view.x === "relative";
     at.smooth.value = view.smooth;
     setText(at["smooth-out"], view.smooth ? view.smooth.toFixed(2) : "off");
     const zoomed = view.from !== null;
-    for (const name of ["back", "all", "earlier", "later"]) at[name].disabled = !zoomed;
+    for (const name of ZOOMS) at[name].disabled = !zoomed;
   }
   function outcome() {
     const clipped = charts.reduce((all, chart) => all + chart.clipped(), 0);
@@ -152,12 +163,14 @@ export function board(context, place) {
     change({ x: event.target.value, from: null, to: null }, { again: true });
   });
   at.smooth.addEventListener("input", () => change({ smooth: Number(at.smooth.value) }));
-  for (const name of ["logy", "logx", "clip"]) at[name].addEventListener("click", () => change({ [name]: !self.view[name] }));
+  for (const name of SWITCHES) {
+    at[name].addEventListener("click", () => change({ [name]: !self.view[name] }));
+  }
   at.back.addEventListener("click", back);
   at.all.addEventListener("click", reset);
   at.earlier.addEventListener("click", () => pan(-0.5));
   at.later.addEventListener("click", () => pan(0.5));
-  /** The address may have been changed by the browser or by another toolbar. */
+  /** The browser or another toolbar can change the address. */
   function reread() {
     const before = JSON.stringify(self.view);
     self.view = fromAddress();
@@ -167,7 +180,7 @@ export function board(context, place) {
   addEventListener("popstate", reread);
   controls();
 
-  // At once, not at the next frame: two deltas may come before it.
+  // Immediately, not in the next frame: two deltas can arrive before it.
   store.listen((changed) => {
     if (!changed.has("points")) return;
     if (store.fresh === null) loaded = false;

@@ -1,42 +1,60 @@
-// A chart of lines: uPlot inside a card, its legend, its table, what keys and pointer read.
+// A line chart: uPlot inside a card, with legend, table, keyboard and pointer reading.
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
 import { $, clamp, cssColor, darkScheme, h, marked, press, setText, table, url } from "../lib/dom.js";
 import { lastKnown, search, usual } from "./curves.js";
 
-export const AXES = { step: "inner step", round: "round", tokens: "tokens of all replicas", wall: "time", relative: "time since the first step", money: "US dollars" };
+export const AXES = {
+  step: "inner step",
+  round: "round",
+  tokens: "tokens of all replicas",
+  wall: "time",
+  relative: "time since the first step",
+  money: "US dollars",
+};
 const TABLE_ROWS = 200;
 const ODD = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 
-/** What every plot has: the size of its frame, the page's colours; `x` and `y` are of its two axes. */
+/** Common plot options: frame size and page colours; `x` and `y` configure the axes. */
 export function look(place, x, y, more) {
   const font = `11px ${cssColor("--font")}`;
   const grid = { stroke: cssColor("--grid"), width: 1 };
   const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
+  const horizontal = { ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x };
   return {
-    // Behind a table the frame has no size; it is resized when it is shown.
+    // A hidden frame has no size; it is resized when shown.
     width: place.clientWidth || 600,
     height: place.clientHeight || 200,
     padding: [8, 10, 0, 0],
     legend: { show: false },
-    axes: [{ ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x }, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
+    axes: [horizontal, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
     ...more,
   };
 }
 
-/** The plot that `plot()` gives follows its frame. */
-export const follow = (place, plot) => new ResizeObserver(() => place.clientWidth && plot()?.setSize({ width: place.clientWidth, height: place.clientHeight })).observe(place);
+/** Resize the plot returned by `plot()` with its frame. */
+export function follow(place, plot) {
+  const resize = () => {
+    const { clientWidth: width, clientHeight: height } = place;
+    if (width) plot()?.setSize({ width, height });
+  };
+  new ResizeObserver(resize).observe(place);
+}
 
-/** `card` draws what `spec` makes of `data` under `board.view`. */
+/** The hidden lines of all charts in the address: "<chart>.<line>,...". */
+const hiddenLines = () => (url.get("hide") ?? "").split(",").filter(Boolean);
+
+/** Draws the lines of `spec` for `data` with the options of `board.view`. */
 export class Chart {
   constructor(board, card, spec) {
     Object.assign(this, { board, card, spec, id: card.dataset.plot, data: null, lines: [], plot: null, shape: "" });
-    this.at = marked(card, "chart", "legend", "say", "chart-table", "table", "badge", "csv", "png");
-    this.hidden = new Set((url.get("hide") ?? "").split(",").filter((name) => name.startsWith(`${this.id}.`)).map((name) => name.slice(this.id.length + 1)));
+    this.at = marked(card, "chart", "legend", "announce", "chart-table", "table", "badge", "csv", "png");
+    const own = hiddenLines().filter((name) => this.#owns(name));
+    this.hidden = new Set(own.map((name) => name.slice(this.id.length + 1)));
     this.at.table.addEventListener("click", () => board.toggleTable(this.id));
-    this.at.csv?.addEventListener("click", () => this.#save(`${this.id}.csv`, new Blob([this.#csv()], { type: "text/csv" })));
-    this.at.png?.addEventListener("click", () => this.plot?.ctx.canvas.toBlob((blob) => this.#save(`${this.id}.png`, blob)));
+    this.at.csv?.addEventListener("click", () => this.#saveCsv());
+    this.at.png?.addEventListener("click", () => this.#savePng());
     this.at.chart.addEventListener("keydown", (event) => this.#press(event));
     follow(this.at.chart, () => this.plot);
     darkScheme.addEventListener("change", () => this.draw());
@@ -60,12 +78,12 @@ export class Chart {
       return;
     }
     const log = this.#log();
-    const positive = (column, on) => (on ? column.map((v) => (v > 0 ? v : null)) : column);
-    const tables = this.lines.flatMap((one) => (one.band ?? [[one.x, one.y], ...(one.ghost ? [[one.x, one.ghost]] : [])]).map(([x, y]) => [x, positive(y, log.y)]));
-    const data = uPlot.join(log.x ? tables.map(([x, y]) => cut(x, y)) : tables);
-    const columns = this.lines.filter((one) => !one.band).flatMap((one) => (this.hidden.has(one.id) ? [] : [one.ghost ?? one.y]));
-    this.usual = board.view.clip && !this.spec.plain ? usual(columns) : null;
-    const wanted = JSON.stringify([this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]), board.view.x, log, darkScheme.matches]);
+    const data = this.#joined(log);
+    const drawn = this.lines.filter((one) => !one.band && !this.hidden.has(one.id));
+    const clips = board.view.clip && !this.spec.plain;
+    this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y)) : null;
+    const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
+    const wanted = JSON.stringify([kinds, board.view.x, log, darkScheme.matches]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
     else {
       this.plot?.destroy();
@@ -82,18 +100,37 @@ export class Chart {
     return this.usual?.clipped ?? 0;
   }
 
+  /** Whether the entry of `hiddenLines` belongs to this chart. */
+  #owns(name) {
+    return name.startsWith(`${this.id}.`);
+  }
+
+  /** Which axes are logarithmic. */
   #log() {
-    return { y: this.board.view.logy && !this.spec.plain, x: this.board.view.logx && !["wall", "relative"].includes(this.board.view.x) };
+    const { x, logx, logy } = this.board.view;
+    return { y: logy && !this.spec.plain, x: logx && !["wall", "relative"].includes(x) };
+  }
+
+  /** The columns of the plot: x of all lines, then the columns of each line (see `#places`). */
+  #joined(log) {
+    const columns = this.lines.flatMap(({ x, y, ghost, band }) => {
+      return band ?? (ghost ? [[x, y], [x, ghost]] : [[x, y]]);
+    });
+    const positive = (y) => (log.y ? y.map((v) => (v > 0 ? v : null)) : y);
+    return uPlot.join(columns.map(([x, y]) => (log.x ? cut(x, positive(y)) : [x, positive(y)])));
   }
 
   #badge() {
     const { points, total } = this.data;
     const odd = this.lines.reduce((all, one) => all + one.odd.length, 0);
-    const text = total > points ? `${format.whole(points)} of ${format.whole(total)} points, extremes kept` : format.plural(total, "point");
-    setText(this.at.badge, [this.lines.length ? text : "", odd ? `${odd} not a number` : ""].filter(Boolean).join(" · "));
+    const text = total > points
+      ? `${format.whole(points)} of ${format.whole(total)} points (extremes kept)`
+      : format.plural(total, "point");
+    const notes = [this.lines.length && text, odd && `${odd} NaN`];
+    setText(this.at.badge, notes.filter(Boolean).join(" · "));
   }
 
-  /** Plot series of a line: its own, then its ghost; of a band, two. */
+  /** Plot series of a line: the line, then its unsmoothed values; of a band, two. */
   #places() {
     let place = 1;
     return this.lines.map((one) => {
@@ -105,34 +142,41 @@ export class Chart {
 
   #show() {
     for (const [one, first, width] of this.#places()) {
-      const shown = !this.hidden.has(one.id);
-      for (let i = first; i < first + width; i++) if (this.plot.series[i].show !== shown) this.plot.setSeries(i, { show: shown });
+      const show = !this.hidden.has(one.id);
+      for (let i = first; i < first + width; i++) {
+        if (this.plot.series[i].show !== show) this.plot.setSeries(i, { show });
+      }
     }
   }
 
   #legend() {
-    this.at.legend.replaceChildren(...this.lines.map((one) =>
-      h("button", { type: "button", "aria-pressed": String(!this.hidden.has(one.id)), dataset: { id: one.id }, onclick: (event) => this.#toggle(one.id, event.currentTarget) },
-        one.swatch(), h("span.cut", { title: one.name }, one.name), h("output"))));
+    this.at.legend.replaceChildren(...this.lines.map(({ id, name, swatch }) => {
+      const onclick = (event) => this.#toggle(id, event.currentTarget);
+      const button = h("button", { type: "button", dataset: { id }, onclick },
+        swatch(), h("span.cut", { title: name }, name), h("output"));
+      press(button, !this.hidden.has(id));
+      return button;
+    }));
   }
 
   #toggle(id, button) {
     if (!this.hidden.delete(id)) this.hidden.add(id);
     press(button, !this.hidden.has(id));
-    const others = (url.get("hide") ?? "").split(",").filter((name) => name && !name.startsWith(`${this.id}.`));
-    url.set({ hide: [...others, ...[...this.hidden].map((name) => `${this.id}.${name}`)].join(",") });
+    const others = hiddenLines().filter((name) => !this.#owns(name));
+    const own = [...this.hidden].map((line) => `${this.id}.${line}`);
+    url.set({ hide: [...others, ...own].join(",") });
     this.draw();
   }
 
-  /** What the lines say at the cursor, or at their ends. */
+  /** Values of the lines at the cursor, or their last values. */
   #values() {
-    const index = this.plot.cursor.idx;
+    const { data, cursor } = this.plot;
+    const index = cursor.idx ?? Infinity;
+    const text = (column, i = index) => this.spec.text(lastKnown(column, i));
     return this.#places().map(([one, first]) => {
-      const at = (column) => lastKnown(column, index ?? column.length - 1);
-      if (one.band) return [one, [this.plot.data[first], this.plot.data[first + 1]].map((c) => this.spec.text(at(c))).join(" – ")];
-      if (!one.share) return [one, this.spec.text(at(this.plot.data[first]))];
-      const place = index === null ? Infinity : search(one.x, this.plot.data[0][index]);
-      return [one, this.spec.text(lastKnown(one.share, place))];
+      if (one.band) return [one, `${text(data[first])} – ${text(data[first + 1])}`];
+      if (!one.share) return [one, text(data[first])];
+      return [one, text(one.share, cursor.idx === null ? Infinity : search(one.x, data[0][index]))];
     });
   }
 
@@ -141,8 +185,11 @@ export class Chart {
     const values = this.#values();
     for (const [one, text] of values) setText($(`[data-id="${one.id}"] output`, this.at.legend), text);
     if (!spoken || this.plot.cursor.idx === null) return;
-    const x = axisText(this.board.view.x, this.plot.data[0][this.plot.cursor.idx]);
-    setText(this.at.say, `${this.board.view.x} ${x}: ${values.filter(([one]) => !this.hidden.has(one.id)).map(([one, text]) => `${one.name} ${text}`).join(", ")}`);
+    const axis = this.board.view.x;
+    const x = axisText(axis, this.plot.data[0][this.plot.cursor.idx]);
+    const shown = values.filter(([one]) => !this.hidden.has(one.id));
+    const lines = shown.map(([one, text]) => `${one.name} ${text}`).join(", ");
+    setText(this.at.announce, `${axis} ${x}: ${lines}`);
   }
 
   #press(event) {
@@ -152,40 +199,50 @@ export class Chart {
     const last = this.plot.data[0].length - 1;
     const jump = Math.max(1, Math.round(last / 100)) * by * (event.shiftKey ? 5 : 1);
     const index = clamp((this.plot.cursor.idx ?? (by > 0 ? -1 : last + 1)) + jump, 0, last);
-    this.plot.setCursor({ left: this.plot.valToPos(this.plot.data[0][index], "x"), top: this.plot.over.clientHeight / 2 });
+    const left = this.plot.valToPos(this.plot.data[0][index], "x");
+    this.plot.setCursor({ left, top: this.plot.over.clientHeight / 2 });
     this.read(true);
   }
 
-  #rows() {
-    const x = this.plot.data[0];
-    return this.#places().flatMap(([one, first]) => one.band
-      ? [[`${one.name}, low`, this.plot.data[first]], [`${one.name}, high`, this.plot.data[first + 1]]]
-      : [[one.name, one.share && one.share.length === x.length ? one.share : this.plot.data[first]]]);
+  /** Name and values of each column of the table. */
+  #columns() {
+    const { data } = this.plot;
+    return this.#places().flatMap(([{ name, band, share }, first]) => {
+      if (band) return [[`${name}, low`, data[first]], [`${name}, high`, data[first + 1]]];
+      return [[name, share?.length === data[0].length ? share : data[first]]];
+    });
   }
 
   #fill() {
     const x = this.plot.data[0];
     const every = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
     const picked = x.map((_, i) => i).filter((i) => i % every === 0 || i === x.length - 1);
-    const columns = this.#rows();
+    const columns = this.#columns();
     const axis = this.board.view.x;
-    this.at["chart-table"].replaceChildren(
-      table("table", `${$("h2", this.card).textContent} by ${AXES[axis]}`, [AXES[axis], ...columns.map(([name]) => name)].map((name) => `#${name}`),
-        h("tbody", {}, picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, axisText(axis, x[i])), columns.map(([, c]) => h("td.num", {}, this.spec.text(lastKnown(c, i)))))))));
+    const caption = `${$("h2", this.card).textContent} by ${AXES[axis]}`;
+    const heads = [AXES[axis], ...columns.map(([name]) => name)].map((name) => `#${name}`);
+    const cell = (column, i) => h("td.num", {}, this.spec.text(lastKnown(column, i)));
+    const rows = picked.map((i) => h("tr", {},
+      h("th.num", { scope: "row" }, axisText(axis, x[i])),
+      columns.map(([, column]) => cell(column, i))));
+    this.at["chart-table"].replaceChildren(table("table", caption, heads, h("tbody", {}, rows)));
   }
 
-  /** The points shown, as they are: not smoothed, gaps empty. */
-  #csv() {
-    const lines = this.lines.flatMap((one) => (one.band ? one.band.map(([x, y], i) => [`${one.name} ${i ? "high" : "low"}`, x, y]) : [[one.name, one.x, one.ghost ?? one.share ?? one.y]]));
+  /** Save the visible points, unsmoothed; gaps are empty. */
+  #saveCsv() {
+    const lines = this.lines.flatMap(({ name, x, y, band, ghost, share }) => {
+      if (band) return [[`${name} low`, ...band[0]], [`${name} high`, ...band[1]]];
+      return [[name, x, ghost ?? share ?? y]];
+    });
     const data = uPlot.join(lines.map(([, x, y]) => [x, y]));
-    const head = [this.board.view.x, ...lines.map(([name]) => name)].join(",");
-    return [head, ...data[0].map((_, i) => data.map((c) => c[i] ?? "").join(","))].join("\n");
+    const rows = data[0].map((_, i) => data.map((column) => column[i] ?? ""));
+    const head = [this.board.view.x, ...lines.map(([name]) => name)];
+    const text = [head, ...rows].map((row) => row.join(",")).join("\n");
+    save(`${this.id}.csv`, new Blob([text], { type: "text/csv" }));
   }
 
-  #save(name, blob) {
-    const address = URL.createObjectURL(blob);
-    h("a", { href: address, download: name }).click();
-    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  #savePng() {
+    this.plot?.ctx.canvas.toBlob((blob) => save(`${this.id}.png`, blob));
   }
 
   #options(log) {
@@ -199,20 +256,33 @@ export class Chart {
         series.push({ ...still, stroke: "transparent" }, { ...still, stroke: "transparent" });
         continue;
       }
-      const points = one.points ? { show: true, size: one.width > 1.5 ? 7 : 5, fill: one.color, stroke: cssColor("--surface"), width: 1 } : { show: false };
-      series.push({ ...still, stroke: one.color, width: one.width, dash: one.dash, points, fill: one.fill });
+      const { color, width, dash, fill } = one;
+      const size = width > 1.5 ? 7 : 5;
+      const points = { show: Boolean(one.points), size, fill: color, stroke: cssColor("--surface"), width: 1 };
+      series.push({ ...still, stroke: color, width, dash, points, fill });
       if (one.ghost) series.push({ ...still, stroke: `${one.color}38`, width: 1 });
     }
     const wall = board.view.x === "wall";
     const texts = (text) => ({ values: (u, ticks) => format.axis(ticks, text) });
-    const x = { ticks: { stroke: cssColor("--grid"), width: 1, size: 4 }, label: AXES[board.view.x], space: 64, ...(wall ? {} : texts((t) => axisText(board.view.x, t))) };
+    const x = {
+      ticks: { stroke: cssColor("--grid"), width: 1, size: 4 },
+      label: AXES[board.view.x],
+      space: 64,
+      ...(wall ? {} : texts((t) => axisText(board.view.x, t))),
+    };
     const y = texts(this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short));
     return look(this.at.chart, x, y, {
       focus: { alpha: 1 },
       cursor: {
-        y: false, points: { size: 6 }, drag: { x: true, y: false, dist: 6, setScale: false },
+        y: false,
+        points: { size: 6 },
+        drag: { x: true, y: false, dist: 6, setScale: false },
         bind: { dblclick: () => () => board.reset() },
-        sync: { key: "overview", scales: ["x", null], filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
+        sync: {
+          key: "overview",
+          scales: ["x", null],
+          filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" },
+        },
       },
       bands,
       scales: {
@@ -240,7 +310,7 @@ export class Chart {
     });
   }
 
-  /** Where a value is no number, at the upper edge: there is no place on the y axis for it. */
+  /** Mark NaN values at the upper edge: they have no place on the y axis. */
   #marks(u) {
     const pen = u.ctx;
     pen.save();
@@ -249,7 +319,8 @@ export class Chart {
     pen.font = `${10 * devicePixelRatio}px ${cssColor("--font")}`;
     const size = 5 * devicePixelRatio;
     let right = -Infinity;
-    for (const [x, kind] of this.lines.filter((one) => !this.hidden.has(one.id)).flatMap((one) => one.odd).sort((a, b) => a[0] - b[0])) {
+    const shown = this.lines.filter((one) => !this.hidden.has(one.id));
+    for (const [x, kind] of shown.flatMap((one) => one.odd).sort((a, b) => a[0] - b[0])) {
       const at = u.valToPos(x, "x", true);
       if (at < u.bbox.left || at > u.bbox.left + u.bbox.width) continue;
       pen.beginPath();
@@ -266,12 +337,19 @@ export class Chart {
   }
 }
 
+function save(name, blob) {
+  const href = URL.createObjectURL(blob);
+  h("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
+}
+
+/** The part of a line where x > 0. */
 function cut(x, y) {
   const from = x.findIndex((v) => v > 0);
   return from > 0 ? [x.slice(from), y.slice(from)] : from < 0 ? [[], []] : [x, y];
 }
 
-/** The part of the x axis that is chosen, or all. */
+/** The selected range of the x axis, or all of it. */
 function inSight({ from, to }, low, high) {
   if (from !== null && to !== null) return [from, to];
   return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];

@@ -1,4 +1,4 @@
-// Before the first round: which phase the run is in, and since when. After the end: the result.
+// Startup checklist before the first round; result card after the end.
 
 import * as format from "../lib/format.js";
 import { $, h, icon, setText } from "../lib/dom.js";
@@ -22,19 +22,48 @@ function draw(store, card, list) {
   const replicas = store.replicaRows();
   const begun = Date.parse(run.created_at);
   const rest = replicas.filter((r) => !r.beat_at);
-  /** When the run, or the first replica, came into one of these states. */
-  const when = (...states) => Math.min(...[...store.events.values()].filter((e) => states.includes(e.to_state)).map((e) => Date.parse(e.at)));
-  const says = [...new Set(rest.map((r) => r.backend_state).filter(Boolean))].join(", ");
+  /** When the run, or its first replica, entered one of these states. */
+  const when = (...states) => {
+    const entries = [...store.events.values()].filter((event) => states.includes(event.to_state));
+    return Math.min(...entries.map((event) => Date.parse(event.at)));
+  };
+  const status = [...new Set(rest.map((r) => r.backend_state).filter(Boolean))].join(", ");
   const launched = replicas.filter((r) => r.state !== "pending").length;
   const beating = replicas.filter((r) => r.beat_at).length;
   const stepping = replicas.filter((r) => r.step > 0).length;
   const steps = [
-    { name: "Queued", note: "a worker takes the run", done: run.state !== "queued", at: when("provisioning") },
-    { name: "Launched", note: `${launched} of ${run.target} processes`, done: launched >= run.target },
-    { name: "Image", note: says ? `backend says ${says}` : "the backend prepares it", done: rest.length < replicas.length || says.includes("running") },
-    { name: "First beat", note: `${beating} of ${run.target} replicas`, done: beating > 0, at: when("syncing", "computing") },
-    { name: "First step", note: `${stepping} of ${run.target} train`, done: stepping > 0 },
-    { name: "First round", note: "all exchange, one commits", done: false },
+    {
+      name: "Queued",
+      note: "waiting for a worker",
+      done: run.state !== "queued",
+      at: when("provisioning"),
+    },
+    {
+      name: "Launched",
+      note: `${launched} of ${run.target} processes`,
+      done: launched >= run.target,
+    },
+    {
+      name: "Image",
+      note: status ? `backend status: ${status}` : "the backend is preparing it",
+      done: beating > 0 || status.includes("running"),
+    },
+    {
+      name: "First heartbeat",
+      note: `${beating} of ${run.target} replicas`,
+      done: beating > 0,
+      at: when("syncing", "computing"),
+    },
+    {
+      name: "First step",
+      note: `${stepping} of ${run.target} training`,
+      done: stepping > 0,
+    },
+    {
+      name: "First exchange",
+      note: "first committed round",
+      done: false,
+    },
   ];
   const busy = steps.findIndex((step) => !step.done);
   const elapsed = format.elapsed((Date.now() - begun) / 1000);
@@ -61,8 +90,7 @@ function draw(store, card, list) {
 function result(run) {
   const card = $("[data-result]");
   card.hidden = !(RUN_ENDED.has(run.state) && run.state !== "failed" && run.committed_rounds > 0);
-  setText(
-    $("[data-result-note]", card),
-    `${format.plural(run.committed_rounds, "round")}, ${format.count(run.tokens)} tokens, evaluation loss ${format.loss(run.eval_loss)}`,
-  );
+  const rounds = format.plural(run.committed_rounds, "round");
+  const loss = `evaluation loss ${format.loss(run.eval_loss)}`;
+  setText($("[data-result-note]", card), `${rounds}, ${format.count(run.tokens)} tokens, ${loss}`);
 }

@@ -1,6 +1,6 @@
 // Pure parts of the charts: unpacking the server's answer, live points, smoothing, outliers.
 
-/** A curve of the answer: x as first value and differences of whole units. */
+/** Decode a curve: x is sent as first value and integer differences. */
 export function unpacked(row) {
   let raw = 0;
   const x = row.x.map((step) => (raw += step) * row.unit);
@@ -8,7 +8,7 @@ export function unpacked(row) {
 }
 
 /** Bias-corrected exponential moving average; gaps stay gaps. */
-export function smoothed(values, weight) {
+function smoothed(values, weight) {
   if (!weight) return values;
   let mean = 0;
   let seen = 0;
@@ -20,14 +20,14 @@ export function smoothed(values, weight) {
   });
 }
 
-/** x of live points on the axis that `curve` was asked for. The server's units hold for them too. */
+/** x of live points on the axis of `curve`, in the server's units. */
 export function liveX(columns, curve, axis, origin) {
   if (axis === "wall" || axis === "relative") return columns.wall_s.map((w) => w - origin);
   if (axis === "round" && columns.replica !== null) return columns.step.map((s) => s * curve.unit);
   return columns[axis].map((v) => v * curve.unit);
 }
 
-/** Add a point where it belongs; the newest word on an x counts. False: it lies among thinned
+/** Insert a point; the newest value at an x wins. False: it lies among thinned
  * points, where only the server knows what it replaces. */
 export function add(curve, x, y) {
   const place = search(curve.x, x);
@@ -38,7 +38,7 @@ export function add(curve, x, y) {
   return true;
 }
 
-/** The same for a band: the mean of what was said about an x so far. */
+/** The same for a band: the running mean at an x. */
 export function widen(band, x, y) {
   if (y === null) return;
   const place = search(band.x, x);
@@ -52,7 +52,7 @@ export function widen(band, x, y) {
   band.high[place] = fresh ? y : Math.max(band.high[place], y);
 }
 
-/** Strictly rising x, as the chart needs it; of points at one place the last stays. */
+/** Make x strictly increasing, as uPlot requires; of equal x the last point stays. */
 export function rising({ x, y }) {
   if (x.every((value, i) => !i || value > x[i - 1])) return [x, y];
   const order = x.map((_, i) => i).sort((a, b) => x[a] - x[b] || a - b);
@@ -60,7 +60,15 @@ export function rising({ x, y }) {
   return [kept.map((at) => x[at]), kept.map((at) => y[at])];
 }
 
-/** Where most values lie, with room on both sides: [low, high], and how many lie outside. */
+/** A line of a chart: the curve in rising order, smoothed unless `look` is raw. */
+export function line(id, name, curve, view, look) {
+  const [x, y] = rising(curve);
+  const smooth = look.raw ? 0 : view.smooth;
+  const odd = (curve.odd ?? []).map(([i, kind]) => [curve.x[i], kind]);
+  return { id, name, x, y: smoothed(y, smooth), ghost: smooth > 0 ? y : null, odd, width: 1.5, ...look };
+}
+
+/** The range of most values with a margin, [low, high], and the number of outliers. */
 export function usual(columns) {
   const all = columns.flatMap((c) => c.filter((v) => v !== null && v !== undefined)).sort((a, b) => a - b);
   if (all.length < 20) return null;
@@ -71,7 +79,7 @@ export function usual(columns) {
   return { low, high, clipped: all.filter((v) => v < low || v > high).length };
 }
 
-/** The newest value at or before place `i` of a column with gaps. */
+/** The newest value at or before index `i` of a column with gaps. */
 export function lastKnown(column, i) {
   for (let k = Math.min(i, column.length - 1); k >= 0; k--) {
     if (column[k] !== null && column[k] !== undefined) return column[k];
@@ -79,7 +87,7 @@ export function lastKnown(column, i) {
   return null;
 }
 
-/** Where `value` is or belongs in a sorted list; the end is tried first, as data is appended. */
+/** Index of `value`, or its insertion index, in a sorted list; checks the end first. */
 export function search(sorted, value) {
   let high = sorted.length;
   if (!high || sorted[high - 1] < value) return high;

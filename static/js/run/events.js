@@ -1,5 +1,5 @@
-// Events, newest first. While somebody reads the list (pointer over it, focus in it, scrolled),
-// new ones wait behind a button, so that nothing moves under the cursor.
+// Events, newest first. While the list is in use (hovered, focused or scrolled), new events wait
+// behind a button.
 
 import * as format from "../lib/format.js";
 import { h, icon, keyed } from "../lib/dom.js";
@@ -12,7 +12,7 @@ export function eventList({ store }, place) {
   const more = h("button.events-new", { type: "button", onclick: () => show(true) });
   more.hidden = true;
   const list = h("ol.events");
-  const empty = h("p.empty-s", {}, "Nothing has happened yet.");
+  const empty = h("p.empty-s", {}, "No events yet.");
   place.append(more, list, empty);
   let newest = 0;
 
@@ -43,7 +43,7 @@ function make(event) {
   const who = [event.replica === null ? null : `replica ${event.replica}`, event.actor].filter(Boolean).join(" · ");
   const to = event.to_state ? look(event.to_state).word : "";
   const title = event.message || to;
-  const move = event.from_state && event.to_state ? `${look(event.from_state).word} → ${to}` : to && event.message ? to : "";
+  const move = to && event.from_state ? `${look(event.from_state).word} → ${to}` : event.message && to;
   const seconds = format.secondsSince(event.at);
   return h("li", { dataset: { level: event.level } },
     icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),

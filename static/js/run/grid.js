@@ -1,11 +1,11 @@
-// Outcomes by round and replica: those of the store, and those before it, asked for once and packed.
+// Outcomes by round and replica: from the store, and older ones fetched once in packed form.
 
 import { getJSON } from "../lib/live.js";
 
-/** From nothing special to worst: where several share a pixel, the highest is shown. */
+/** From normal to worst: a pixel that covers several cells shows the worst. */
 export const OUTCOMES = ["open", "included", "uploaded", "healing", "missing", "late", "void", "refused"];
-/** Of those that gave nothing to a round. */
-export const WHY = { healing: "it was catching up", missing: "no contribution" };
+/** Reasons of a replica without a contribution. */
+export const WHY = { healing: "catching up", missing: "no contribution" };
 const CODE = Object.fromEntries(OUTCOMES.map((outcome, code) => [outcome, code]));
 const OPEN = new Set(["collecting", "planned"]);
 
@@ -36,23 +36,31 @@ export class RoundGrid {
   async #ask(below) {
     this.#asked = true;
     try {
-      const { numbers, states, kinds, replicas, names, outcomes, late, late_ds } = await getJSON(`${this.address}?below=${below}`);
+      const answer = await getJSON(`${this.address}?below=${below}`);
+      const { replicas, names, outcomes } = answer;
       let number = 0;
       let place = 0;
-      const found = { late: new Map(late.map((step, i) => [(place += step), late_ds[i] / 10])), numbers: numbers.map((step) => (number += step)), states: [...states].map((i) => kinds[i]), size: replicas, codes: new Uint8Array(outcomes.length), given: [] };
-      for (let i = 0; i < found.numbers.length; i++) {
+      const batch = {
+        numbers: answer.numbers.map((step) => (number += step)),
+        states: [...answer.states].map((i) => answer.kinds[i]),
+        codes: new Uint8Array(outcomes.length),
+        size: replicas,
+        given: [],
+        late: new Map(answer.late.map((step, i) => [(place += step), answer.late_ds[i] / 10])),
+      };
+      for (let i = 0; i < batch.numbers.length; i++) {
         let given = 0;
         for (let k = 0; k < replicas; k++) {
           const name = names[outcomes.charCodeAt(i * replicas + k) - 48];
-          found.codes[i * replicas + k] = code(name, found.states[i]);
+          batch.codes[i * replicas + k] = code(name, batch.states[i]);
           if (name === "included") given += 1;
         }
-        found.given.push(given);
+        batch.given.push(given);
       }
-      this.#older = found;
+      this.#older = batch;
       for (const listener of this.#listeners) listener();
     } catch {
-      this.#asked = false; // the connection's dot says how it is
+      this.#asked = false; // the connection indicator shows the state
     }
   }
 
@@ -67,9 +75,9 @@ export class RoundGrid {
     return this.#recent[i - older]?.number ?? (this.#recent[last]?.number ?? 0) + i - older - last;
   }
 
-  /** Place in OUTCOMES of the k-th replica in the i-th round. */
+  /** Index in OUTCOMES for replica k in round i. */
   code(i, k) {
-    if (i < 0) return CODE.open; // before the first that is known
+    if (i < 0) return CODE.open; // before the first known round
     const older = this.#older.numbers.length;
     if (i < older) {
       const replica = this.replicas[k];
@@ -79,14 +87,14 @@ export class RoundGrid {
     return round ? this.#of(round)[k] ?? CODE.missing : CODE.open;
   }
 
-  /** By how many seconds it was late; nothing if it was not, or nobody knows. */
+  /** Seconds it was late; undefined if it was in time or the delay is unknown. */
   late(i, k) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.late.get(i * this.#older.size + this.replicas[k]);
     return this.#recent[i - older]?.contributions.find((c) => c.replica === this.replicas[k])?.late_s;
   }
 
-  /** How many contributions the i-th round has taken in. */
+  /** Number of contributions included in round i. */
   given(i) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.given[i];
@@ -96,7 +104,8 @@ export class RoundGrid {
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;
-    const by = new Map([...(round.healing ?? []).map((r) => [r, "healing"]), ...round.contributions.map((c) => [c.replica, c.state])]);
+    const by = new Map((round.healing ?? []).map((replica) => [replica, "healing"]));
+    for (const { replica, state } of round.contributions) by.set(replica, state);
     codes = Uint8Array.from(this.replicas, (replica) => code(by.get(replica), round.state));
     this.#codes.set(round, codes);
     return codes;

@@ -1,4 +1,4 @@
-// Title, figures, and what can be done with the run.
+// Run header: title, figures and actions.
 
 import * as format from "../lib/format.js";
 import { $, $$, setFraction, setState, setText } from "../lib/dom.js";
@@ -45,7 +45,7 @@ function show(run, at) {
   document.title = `${progress(run)}${run.name} · Archipelago`;
 }
 
-/** What is known of the cost, and that something is not. */
+/** The known cost, with a mark when part of it is unknown. */
 function spent(run) {
   if (run.cost_known) return format.money(run.cost_usd);
   return run.cost_usd ? `${format.money(run.cost_usd)} +` : "unknown";
@@ -61,13 +61,9 @@ function tick(run, at) {
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   setText(at.elapsed, format.elapsed((end - Date.parse(begun)) / 1000));
   setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(begun)}`);
-  const seen = format.secondsSince(run.last_seen_at);
-  setText(at.updated, run.last_seen_at && !RUN_ENDED.has(run.state) ? updated(seen) : "");
-  // The estimate was made when the last round was committed; until then it counts down.
+  // The estimate dates from the last commit and counts down between commits.
   setText(at.eta, RUN_ENDED.has(run.state) || run.eta_s === null ? "" : `about ${format.elapsed(run.eta_s)} left`);
 }
-
-const updated = (seconds) => (seconds < 2 ? "updated now" : `updated ${format.age(seconds)} ago`);
 
 function stopping(store) {
   const form = $("[data-stop-form]");
@@ -78,14 +74,13 @@ function stopping(store) {
     event.preventDefault();
     const run = store.run;
     const replicas = format.plural(run.live, "live replica");
-    setText(
-      $("[data-stop-text]", dialog),
-      run.committed_rounds
-        ? `The ${replicas} will be told to end at the newest committed round, now ${run.committed_rounds} of ${run.total_rounds}.`
-        : `No round has been committed yet, so there are no trained weights to keep. The ${replicas} will be told to end.`,
-    );
+    const rounds = `${run.committed_rounds} of ${run.total_rounds}`;
+    const text = run.committed_rounds
+      ? `The ${replicas} will stop at the newest committed round, currently ${rounds}.`
+      : `No round has been committed yet, so there are no trained weights to keep. The ${replicas} will stop.`;
+    setText($("[data-stop-text]", dialog), text);
     const force = $("[name=force][value='1']", dialog);
-    force.checked = run.state === "stopping"; // it was asked to end already
+    force.checked = run.state === "stopping"; // a graceful stop is in progress
     dialog.showModal();
   });
 }

@@ -1,27 +1,29 @@
-// Replica x round: who took part in what. Own canvas; arrow keys read it, Enter or a click opens
-// the round. Every outcome has a shape as well as a colour.
+// Replica x round: the outcome of each contribution, on a canvas. Arrow keys read cells; Enter or a
+// click opens the round. Every outcome has a shape as well as a colour.
 //
-// Where rounds exchange fragments in turn, a column may be one turn of all fragments, each in a lane of
-// its own under the replica, or the rounds of one fragment alone.
+// With fragments, a column can be one cycle of all fragments, each in its own lane under the
+// replica, or the rounds of one fragment.
 //
-// Only the columns in sight are drawn, so 5,000 rounds scroll like ten. Cells smaller than a few
-// pixels are a raster; a pixel that stands for several rounds shows the worst of them.
+// Only visible columns are drawn, so 5,000 rounds scroll smoothly. Small cells are drawn as a raster;
+// a pixel that covers several rounds shows the worst outcome.
 
 import * as format from "../lib/format.js";
 import { $, calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 
-const WORDS = {
+const LABELS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
   void: "round void", healing: "healing", missing: "missing", open: "not yet",
 };
 const SIZES = { small: { cell: 17, least: 7, tallest: 300 }, large: { cell: 30, least: 9, tallest: 560 } };
+const ABOUT = "Outcome of each replica in each round. " +
+  "Arrow keys read it, Enter opens a round, plus and minus zoom.";
 const GAP = 2;
-const HEAD = 18; // the line of round numbers
-const STRIP = 26; // how many contributed, against the quorum
-const RASTER = 6; // cells below so many pixels are a raster
-const LANE = 5; // lanes are shown by themselves where each can be so high
+const HEAD = 18; // height of the round numbers
+const STRIP = 26; // height of the contribution count
+const RASTER = 6; // cells smaller than this (px) are drawn as a raster
+const LANE = 5; // minimum lane height (px)
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 
 export function heatmap(context, card) {
@@ -31,18 +33,18 @@ export function heatmap(context, card) {
   const top = HEAD + (large ? STRIP : 0);
   const body = card.querySelector(".card-body");
   const names = h("div.heat-names", { "aria-hidden": "true" });
-  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Outcome of each replica in each round. Arrow keys read it, Enter opens a round, plus and minus zoom." });
+  const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": ABOUT });
   const spacer = h("div.heat-space", {}, canvas);
   const scroller = h("div.heat-scroll", {}, spacer);
-  const say = h("p.heat-say", { "aria-live": "polite" });
-  body.append(h("div.heat", {}, names, scroller), say, legend());
+  const announcement = h("p.heat-announce", { "aria-live": "polite" });
+  body.append(h("div.heat", {}, names, scroller), announcement, legend());
   const grid = (context.grid ??= new RoundGrid(store, page.dataset.heatmapData));
-  let look = null; // what is drawn: pitches, columns
+  let look = null; // current geometry: cell pitch, columns
   let cursor = null; // {replica, column}
   let follow = true;
-  let zoom = large ? Number(url.get("pitch")) || null : null; // pixels per round; null: as fits
+  let zoom = large ? Number(url.get("pitch")) || null : null; // pixels per round; null: fit to width
   if (large) zoomButtons(card, (factor) => setZoom(factor));
-  const split = $("[data-split]", card); // in turn, in lanes, or the number of a fragment
+  const split = $("[data-split]", card); // all, lanes, or a fragment number
   const fragments = Number(split?.dataset.split) || 1;
   if (split) split.value = url.get("fragment") ?? "";
 
@@ -58,11 +60,19 @@ export function heatmap(context, card) {
     const begin = step > 1 ? (Number(split.value) || 0) - ((grid.number(0) || 1) - 1) % step : 0;
     const rows = replicas.length * lanes;
     const known = Math.ceil((grid.count - begin) / step);
-    const columns = Math.max(known, Math.min(Math.ceil(store.run.total_rounds / step), Math.floor(width / (size.cell + GAP))));
-    const fits = clamp(Math.floor(width / columns), size.least + GAP, size.cell + GAP);
-    const x = clamp(zoom ?? fits, width / columns, size.cell + GAP);
-    const y = Math.max(1, Math.min(zoom ? size.cell + GAP : x, Math.floor((size.tallest - top) / Math.max(rows, 1))));
-    look = { replicas, columns, known, lanes, step, begin, rows, x, y, width: Math.min(width, Math.ceil(columns * x)), raster: Math.min(x, y) < RASTER, height: top + rows * y + 1 };
+    const pitch = size.cell + GAP;
+    const expected = Math.ceil(store.run.total_rounds / step);
+    const columns = Math.max(known, Math.min(expected, Math.floor(width / pitch)));
+    const fits = clamp(Math.floor(width / columns), size.least + GAP, pitch);
+    const x = clamp(zoom ?? fits, width / columns, pitch);
+    const tallest = Math.floor((size.tallest - top) / Math.max(rows, 1));
+    const y = Math.max(1, Math.min(zoom ? pitch : x, tallest));
+    look = {
+      replicas, columns, known, lanes, step, begin, rows, x, y,
+      width: Math.min(width, Math.ceil(columns * x)),
+      height: top + rows * y + 1,
+      raster: Math.min(x, y) < RASTER,
+    };
     spacer.style.width = `${columns * x}px`;
     spacer.style.height = `${look.height}px`;
     if (follow) scroller.scrollLeft = scroller.scrollWidth;
@@ -73,7 +83,7 @@ export function heatmap(context, card) {
     timed(`heatmap drawn ${card.dataset.heatmap}`, begun);
   });
 
-  /** The place of a column's round among all: that of its first lane, or of another. */
+  /** Index of a column's round: of its first lane, or of the given lane. */
   const round = (column, lane = 0) => column * look.step + look.begin + lane;
   const code = (column, row) => grid.code(round(column, row % look.lanes), Math.floor(row / look.lanes));
 
@@ -91,7 +101,9 @@ export function heatmap(context, card) {
       }
     }
     pen.fillStyle = cssColor("--text-3");
-    if (lanes > 1) for (let k = lanes; k < rows; k += lanes) pen.fillRect(0, top + k * y - (look.raster ? 0.5 : 1.5), width, 1);
+    for (let k = lanes; lanes > 1 && k < rows; k += lanes) {
+      pen.fillRect(0, top + k * y - (look.raster ? 0.5 : 1.5), width, 1);
+    }
     if (large) strip(pen, first, last, at);
     pen.font = `10.5px ${cssColor("--font")}`;
     pen.textAlign = "center";
@@ -105,7 +117,10 @@ export function heatmap(context, card) {
       pen.fillStyle = cssColor(chosen ? "--accent" : "--text-3");
       pen.fillText(String(number), at(i) + (x - GAP) / 2, 7);
     }
-    if (cursor && cursor.column < look.known) frame(pen, at(cursor.column) - 1, top + cursor.row * y - 1, Math.max(x, 3), Math.max(y, 3), cssColor("--text"));
+    if (cursor && cursor.column < look.known) {
+      const [left, above] = [at(cursor.column) - 1, top + cursor.row * y - 1];
+      frame(pen, left, above, Math.max(x, 3), Math.max(y, 3), cssColor("--text"));
+    }
   }
 
   /** One pixel per cell, or per several rounds; then stretched. */
@@ -114,7 +129,7 @@ export function heatmap(context, card) {
     const per = Math.max(1, 1 / x); // columns per pixel
     const wide = Math.max(1, Math.ceil((last - first) / per));
     const tall = Math.max(rows, 1);
-    const words = new Uint32Array(wide * tall);
+    const rgba = new Uint32Array(wide * tall);
     const colors = OUTCOMES.map((outcome) => pixel(rgb(plain(outcome))));
     for (let k = 0; k < rows; k++) {
       const lane = k % lanes;
@@ -124,11 +139,12 @@ export function heatmap(context, card) {
         const to = Math.max(from + 1, Math.min(first + Math.floor((p + 1) * per), last));
         let worst = 0;
         for (let i = from; i < to; i++) worst = Math.max(worst, grid.code(round(i, lane), replica));
-        words[p + k * wide] = colors[worst];
+        rgba[p + k * wide] = colors[worst];
       }
     }
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(raster(wide, tall, words), first * x - left, top, x < 1 ? wide * per * x : (last - first) * x, rows * y);
+    const shown = x < 1 ? wide * per * x : (last - first) * x;
+    pen.drawImage(raster(wide, tall, rgba), first * x - left, top, shown, rows * y);
   }
 
   function strip(pen, first, last, at) {
@@ -153,21 +169,30 @@ export function heatmap(context, card) {
     for (let i = 0; i < look.width; i += 7) pen.fillRect(i, Math.round(line), 4, 1);
   }
 
-  function speak() {
-    if (!cursor) {
-      setText(say, grid.count ? `${format.count(store.run.committed_rounds)} of ${format.count(store.run.total_rounds)} rounds committed${large ? `; the strip shows who gave, of ${look.replicas.length}, the dashed line the quorum of ${store.run.quorum}` : ""}` : "No round yet");
-      return;
-    }
+  const speak = () => setText(announcement, cursor ? reading() : summary());
+
+  function summary() {
+    if (!grid.count) return "No rounds yet";
+    const { committed_rounds, total_rounds, quorum } = store.run;
+    const rounds = `${format.count(committed_rounds)} of ${format.count(total_rounds)} rounds committed`;
+    if (!large) return rounds;
+    const count = look.replicas.length;
+    return `${rounds}; the strip shows contributions out of ${count}, the dashed line the quorum of ${quorum}`;
+  }
+
+  /** The cell at the cursor. */
+  function reading() {
     const i = Math.max(round(cursor.column, cursor.row % look.lanes), 0);
     const number = grid.number(i);
     const of = `Round ${number}${fragments > 1 ? `, fragment ${(number - 1) % fragments}` : ""}`;
-    if (i >= grid.count) return setText(say, `${of}: not yet`);
+    if (i >= grid.count) return `${of}: not yet`;
     const place = Math.floor(cursor.row / look.lanes);
     const replica = look.replicas[place];
     const outcome = OUTCOMES[code(cursor.column, cursor.row)];
     const late = grid.late(i, place);
     const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
-    setText(say, `${of}, replica ${replica}: ${WORDS[outcome]}${late ? ` by ${format.duration(late)}` : ""}${why ? ` (${why})` : ""}`);
+    const by = late ? ` by ${format.duration(late)}` : "";
+    return `${of}, replica ${replica}: ${LABELS[outcome]}${by}${why ? ` (${why})` : ""}`;
   }
 
   function place(event) {
@@ -214,8 +239,12 @@ export function heatmap(context, card) {
     if (by && look && grid.count) {
       event.preventDefault();
       const from = cursor ?? { column: by[0] > 0 ? -1 : look.known - (by[0] ? 0 : 1), row: 0 };
-      move({ column: clamp(from.column + by[0] * (event.shiftKey ? 10 : 1), 0, look.known - 1), row: clamp(from.row + (cursor ? by[1] : 0), 0, look.rows - 1) });
-      scroller.scrollTo({ left: cursor.column * look.x - scroller.clientWidth / 2, behavior: calm.matches ? "auto" : "smooth" });
+      move({
+        column: clamp(from.column + by[0] * (event.shiftKey ? 10 : 1), 0, look.known - 1),
+        row: clamp(from.row + (cursor ? by[1] : 0), 0, look.rows - 1),
+      });
+      const left = cursor.column * look.x - scroller.clientWidth / 2;
+      scroller.scrollTo({ left, behavior: calm.matches ? "auto" : "smooth" });
     } else if (event.key === "Enter") open();
     else if (event.key === "Escape") move(null);
     else if (large && ["+", "-"].includes(event.key)) setZoom(event.key === "+" ? 1.6 : 1 / 1.6);
@@ -233,8 +262,10 @@ export function heatmap(context, card) {
 }
 
 function zoomButtons(card, act) {
-  const button = (text, label, factor) => h("button.btn.btn-s", { type: "button", "aria-label": label, onclick: () => act(factor) }, text);
-  const group = h("span.zoomer", { role: "group", "aria-label": "Zoom" }, button("+", "Closer", 1.6), button("−", "Farther", 1 / 1.6), button("All rounds", "All rounds", null));
+  const button = (text, label, factor) =>
+    h("button.btn.btn-s", { type: "button", "aria-label": label, onclick: () => act(factor) }, text);
+  const group = h("span.zoomer", { role: "group", "aria-label": "Zoom" },
+    button("+", "Zoom in", 1.6), button("−", "Zoom out", 1 / 1.6), button("All rounds", "All rounds", null));
   card.querySelector(".card-head").append(group);
 }
 
@@ -245,11 +276,12 @@ function label(names, replicas, y, top) {
   const wanted = `${replicas.length}/${y}/${top}`;
   if (names.dataset.shown === wanted) return;
   names.dataset.shown = wanted;
-  names.replaceChildren(...replicas.map((number, i) => [number, i]).filter(([, i]) => i % every === 0).map(([number, i]) => {
-    const name = h("span", {}, String(number));
+  names.replaceChildren();
+  for (let i = 0; i < replicas.length; i += every) {
+    const name = h("span", {}, String(replicas[i]));
     name.style.top = `${top + i * y + (y - GAP) / 2 - 9}px`;
-    return name;
-  }));
+    names.append(name);
+  }
 }
 
 function frame(pen, x, y, w, h, color) {
@@ -258,10 +290,19 @@ function frame(pen, x, y, w, h, color) {
   pen.strokeRect(x + 0.25, y + 0.25, w - 0.5, h - 0.5);
 }
 
-/** One colour of an outcome, where there is no room for its shape. */
-function plain(outcome) {
-  return cssColor({ included: "--p-compute", uploaded: "--p-upload", late: "--s-warning", refused: "--s-failed", void: "--line-strong", healing: "--s-provisioning", missing: "--surface", open: "--grid" }[outcome]);
-}
+const COLORS = {
+  included: "--p-compute",
+  uploaded: "--p-upload",
+  late: "--s-warning",
+  refused: "--s-failed",
+  void: "--line-strong",
+  healing: "--s-provisioning",
+  missing: "--surface",
+  open: "--grid",
+};
+
+/** Colour of an outcome where its shape does not fit. */
+const plain = (outcome) => cssColor(COLORS[outcome]);
 
 function styles(pen) {
   const surface = cssColor("--surface");
@@ -318,14 +359,17 @@ function cell(pen, x, y, w, h, outcome, looks) {
   pen.stroke();
 }
 
+function sample(outcome) {
+  const key = h("canvas.key");
+  const pen = sizeCanvas(key, 12, 12);
+  cell(pen, 0, 0, 12, 12, outcome, styles(pen));
+  return h("span", {}, key, LABELS[outcome]);
+}
+
 function legend() {
   const list = h("p.heat-legend");
-  const show = () => list.replaceChildren(...["included", "uploaded", "late", "refused", "void", "healing", "missing"].map((outcome) => {
-    const key = h("canvas.key");
-    const pen = sizeCanvas(key, 12, 12);
-    cell(pen, 0, 0, 12, 12, outcome, styles(pen));
-    return h("span", {}, key, WORDS[outcome]);
-  }));
+  const outcomes = Object.keys(LABELS).filter((outcome) => outcome !== "open");
+  const show = () => list.replaceChildren(...outcomes.map(sample));
   show();
   darkScheme.addEventListener("change", show);
   return list;

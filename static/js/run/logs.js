@@ -1,5 +1,5 @@
-// The newest log lines, while the tab is open: searched by the server, followed until somebody scrolls
-// up. A line has an address of its own, which shows those around it.
+// The newest log lines while the tab is open: searched by the server, followed until the user
+// scrolls up. Each line has a link that shows its context.
 
 import { $, h, setText, url } from "../lib/dom.js";
 import * as format from "../lib/format.js";
@@ -18,20 +18,25 @@ export function logLines({ store, page }, card) {
   let line = url.get("line");
   const visible = () => page.dataset.tab === "logs" && !document.hidden;
   const atEnd = () => box.scrollTop + box.clientHeight >= box.scrollHeight - 24;
-  const say = () => setText(state, line ? `around line ${line}` : !box.children.length || atEnd() ? "following" : "not following: scroll to the end");
+  const showState = () => {
+    const following = !box.children.length || atEnd();
+    const text = following ? "following" : "not following: scroll to the end";
+    setText(state, line ? `around line ${line}` : text);
+  };
+  const filters = () => Object.fromEntries(Object.entries(asked).map(([name, input]) => [name, input.value]));
   asked.q.value = url.get("q") ?? "";
   asked.level.value = url.get("level") ?? "";
 
   async function load() {
     clearTimeout(timer);
     if (!visible()) return;
-    const mine = generation;
-    const query = new URLSearchParams({ after, replica: asked.replica.value, q: asked.q.value, level: asked.level.value, ...(line ? { line } : {}) });
+    const requested = generation;
+    const query = new URLSearchParams({ after, ...filters(), ...(line ? { line } : {}) });
     try {
       const { lines } = await getJSON(`${page.dataset.logs}?${query}`);
-      if (mine === generation) append(lines);
+      if (requested === generation) append(lines);
     } catch {
-      // the connection's dot says how it is; the next try may work
+      // retried later; the connection indicator shows the state
     }
     if (!line) timer = setTimeout(load, EVERY_MS);
   }
@@ -41,18 +46,19 @@ export function logLines({ store, page }, card) {
     if (lines.length) box.querySelector(".empty-s")?.remove();
     for (const one of lines) {
       after = Math.max(after, one.id);
-      box.append(h("p", { dataset: { level: one.level.toLowerCase(), id: one.id } },
-        h("a", { href: `?tab=logs&line=${one.id}`, title: `${format.when(one.at)}: link to this line` }, h("time", { datetime: one.at }, format.clock(one.at))),
-        h("span", {}, `replica ${one.replica}`), h("span", {}, one.level), h("span", {}, one.message)));
+      box.append(row(one));
     }
     while (box.children.length > WINDOW) box.firstElementChild.remove();
-    if (!box.children.length) box.append(h("p.empty-s", {}, asked.q.value || asked.level.value ? "No line is like that." : "No replica has said anything yet."));
+    if (!box.children.length) {
+      const searched = asked.q.value || asked.level.value;
+      box.append(h("p.empty-s", {}, searched ? "No matching lines." : "No log lines yet."));
+    }
     const marked = line && $(`[data-id="${Number(line)}"]`, box);
     if (marked) {
       marked.setAttribute("aria-current", "true");
       box.scrollTop = marked.offsetTop - box.offsetTop - box.clientHeight / 2;
     } else if (following && lines.length) box.scrollTop = box.scrollHeight;
-    say();
+    showState();
   }
 
   card.addEventListener("change", () => {
@@ -60,17 +66,27 @@ export function logLines({ store, page }, card) {
     after = 0;
     line = null;
     box.replaceChildren();
-    url.set({ replica: asked.replica.value || null, q: asked.q.value || null, level: asked.level.value || null, line: null });
+    url.set({ ...filters(), line: null });
     load();
   });
-  box.addEventListener("scroll", say);
+  box.addEventListener("scroll", showState);
   document.addEventListener("visibilitychange", load);
   return (changed) => {
     if (changed.has("replicas")) {
-      for (const replica of store.replicaRows()) {
-        if (!$(`option[value="${replica.number}"]`, asked.replica)) asked.replica.append(h("option", { value: replica.number, selected: String(replica.number) === url.get("replica") }, `Replica ${replica.number}`));
+      for (const { number } of store.replicaRows()) {
+        if ($(`option[value="${number}"]`, asked.replica)) continue;
+        const selected = String(number) === url.get("replica");
+        asked.replica.append(h("option", { value: number, selected }, `Replica ${number}`));
       }
     }
     if (changed.has("tab")) load();
   };
+}
+
+function row({ id, at, level, replica, message }) {
+  const title = `${format.when(at)}: link to this line`;
+  const time = h("time", { datetime: at }, format.clock(at));
+  return h("p", { dataset: { level: level.toLowerCase(), id } },
+    h("a", { href: `?tab=logs&line=${id}`, title }, time),
+    h("span", {}, `replica ${replica}`), h("span", {}, level), h("span", {}, message));
 }

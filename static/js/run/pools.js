@@ -1,20 +1,20 @@
-// Pools: where replicas run, what that costs, and what keeps a backend from launching more.
+// Pools: hardware, cost, and the state of the circuit breaker.
 
 import * as format from "../lib/format.js";
-import { $, $$, ACTIONS, clamp, h, icon, keyed, setText, table } from "../lib/dom.js";
+import { $, $$, ACTIONS, cellOf, clamp, h, icon, keyed, setText, table } from "../lib/dom.js";
 import { left } from "../lib/times.js";
 import { RUN_ENDED } from "../lib/states.js";
 
 const BREAKER = {
-  ok: ["included", "queued", "ok"],
-  failing: ["degraded", "warning", "failing"],
-  closed: ["paused", "warning", "left alone"],
-  trying: ["syncing", "warning", "trying one"],
-  person: ["user", "failed", "needs somebody"],
-  price: ["paused", "warning", "price held"],
+  healthy: ["included", "queued", "Healthy"],
+  failing: ["degraded", "warning", "Failing"],
+  open: ["paused", "warning", "Paused after failures"],
+  half_open: ["syncing", "warning", "Retrying"],
+  action_required: ["user", "failed", "Action required"],
+  price_limit: ["paused", "warning", "Above price limit"],
 };
-const WHAT = { person: "launches nothing until somebody acts", price: "is held" };
-const COLUMNS = ["Pool", "Where", "#Live", "#Price", "#Cost", "#Deadline", "Launches"];
+const WHAT = { action_required: "is blocked", price_limit: "is above its price limit" };
+const COLUMNS = ["Pool", "Region", "#Live", "#Price", "#Cost", "#Job time limit", "Launches"];
 
 export function poolTable(context) {
   const { store, page } = context;
@@ -30,40 +30,52 @@ export function poolTable(context) {
   return (changed) => {
     if (!changed.has("pools") && !changed.has("run")) return;
     const pools = store.poolRows();
-    const rows = pools.flatMap((pool) => (pool.breaker.trouble ? [{ pool }, { pool, trouble: true }] : [{ pool }]));
+    const ended = RUN_ENDED.has(store.run.state);
+    const rows = pools.flatMap((pool) => (pool.breaker.last_error ? [{ pool }, { pool, trouble: true }] : [{ pool }]));
     keyed(body, rows, (row) => `${row.pool.id}${row.trouble ? "t" : ""}`,
-      (row) => (row.trouble ? h("tr.trouble", {}, h("td", { colspan: COLUMNS.length + 1 })) : make(row.pool, context, ask)),
+      (row) => (row.trouble ? troubleRow() : make(row.pool, context, ask)),
       (tr, row) => (row.trouble ? setTrouble(tr.firstElementChild, row.pool) : update(tr, row.pool, store.run)));
     options(filter, pools, context.pool);
-    banners(trouble, RUN_ENDED.has(store.run.state) ? [] : pools.filter((pool) => pool.breaker.trouble && pool.breaker.state !== "failing"));
+    const blocked = pools.filter(({ breaker }) => breaker.last_error && breaker.state !== "failing");
+    banners(trouble, ended ? [] : blocked);
     const add = $("[data-pool-add]");
-    if (add) add.hidden = RUN_ENDED.has(store.run.state) || store.run.state === "stopping";
+    if (add) add.hidden = ended || store.run.state === "stopping";
   };
 }
 
+const troubleRow = () => h("tr.trouble", {}, h("td", { colspan: COLUMNS.length + 1 }));
+
+const button = (spec, properties, text) => h(spec, { type: "button", ...properties }, text);
+
 function make(pool, context, ask) {
+  const filter = () => context.showPool(context.pool === pool.id ? null : pool.id);
+  const scale = () => ask(context.store.pools.get(pool.id));
+  const hardware = [pool.hardware, pool.name].includes(pool.hardware_label) ? "" : pool.hardware_label;
   return h("tr", {},
     h("th", { scope: "row" },
-      h("button.link", { type: "button", title: "Show its replicas alone", onclick: () => context.showPool(context.pool === pool.id ? null : pool.id) }, pool.name),
-      h("span.why", {}, [pool.hardware, pool.name].includes(pool.hardware_label) ? "" : pool.hardware_label)),
-    COLUMNS.slice(1).map((name) => h(name[0] === "#" ? "td.num" : "td", { dataset: { label: name.replace("#", "") } })),
-    h("td.c-act", {}, ask ? h("button.btn.btn-s", { type: "button", onclick: () => ask(context.store.pools.get(pool.id)) }, "Scale") : null));
+      button("button.link", { title: "Show only its replicas", onclick: filter }, pool.name),
+      h("span.why", {}, hardware)),
+    COLUMNS.slice(1).map(cellOf),
+    h("td.c-act", {}, ask ? button("button.btn.btn-s", { onclick: scale }, "Scale") : null));
 }
 
 function update(tr, pool, run) {
   const [, where, live, price, cost, deadline, launches, act] = tr.children;
-  const words = [pool.region, pool.credential].filter(Boolean).join(" · ");
-  const key = JSON.stringify([words, pool.spot]);
+  const text = [pool.region, pool.credential].filter(Boolean).join(" · ");
+  const key = JSON.stringify([text, pool.spot]);
   if (where.dataset.key !== key) {
     where.dataset.key = key;
-    where.replaceChildren(h("span.clip", { title: words }, words || (pool.spot ? "" : format.UNKNOWN)), pool.spot ? h("span.chip", {}, "spot") : "");
+    const shown = text || (pool.spot ? "" : format.UNKNOWN);
+    const spot = pool.spot ? h("span.chip", {}, "spot") : "";
+    where.replaceChildren(h("span.clip", { title: text }, shown), spot);
   }
   setText(live, `${pool.live} of ${pool.wanted}`);
-  setText(price, pool.price_usd_h === null ? "unknown" : `${format.money(pool.price_usd_h)}/h`);
-  price.title = pool.price_usd_h === null ? "" : `${format.money(pool.price_usd_h * pool.wanted)} an hour for ${pool.wanted}`;
+  const usd_h = pool.price_usd_h;
+  setText(price, usd_h === null ? "unknown" : `${format.money(usd_h)}/h`);
+  price.title = usd_h === null ? "" : `${format.money(usd_h * pool.wanted)} an hour for ${pool.wanted}`;
   setText(cost, money(pool));
-  setText(deadline, pool.timeout_s ? format.duration(pool.timeout_s) : "longest");
-  const { state, closed_until: until } = pool.breaker;
+  setText(deadline, pool.timeout_s ? format.duration(pool.timeout_s) : "maximum");
+  const { state, open_until: until } = pool.breaker;
   if (launches.dataset.key !== state + until) {
     launches.dataset.key = state + until;
     const [symbol, tone, word] = BREAKER[state];
@@ -74,19 +86,20 @@ function update(tr, pool, run) {
   act.hidden = !act.children.length || RUN_ENDED.has(run.state) || run.state === "stopping";
 }
 
-/** What is known, with a plus where something of it is not. */
+/** The known amount, with a plus when part of it is unknown. */
 export function money(row) {
   if (row.cost_usd === null) return "unknown";
   return row.cost_known ? format.money(row.cost_usd) : `${format.money(row.cost_usd)} + unknown`;
 }
 
 function setTrouble(cell, pool) {
-  const { trouble, advice, failures } = pool.breaker;
+  const { last_error: trouble, advice, failures } = pool.breaker;
   const key = trouble + advice + failures;
   if (cell.dataset.key === key) return;
   cell.dataset.key = key;
+  const count = h("b", {}, failures > 1 ? `${failures} in a row: ` : "");
   cell.replaceChildren(
-    h("p.words", {}, icon("degraded"), h("span", {}, h("b", {}, failures > 1 ? `${failures} in a row: ` : ""), h("span.break", {}, trouble))),
+    h("p.words", {}, icon("degraded"), h("span", {}, count, h("span.break", {}, trouble))),
     h("p.advice", {}, advice));
 }
 
@@ -98,12 +111,13 @@ function options(filter, pools, chosen) {
 }
 
 function banners(place, pools) {
+  const details = () => h("a.more", { href: "?tab=replicas" }, "Details");
   keyed(place, pools, (pool) => pool.id,
-    () => h("div.banner", { role: "status" }, icon("degraded"), h("span.break", {}), h("a.more", { href: "?tab=replicas" }, "What to do")),
+    () => h("div.banner", { role: "status" }, icon("degraded"), h("span.break"), details()),
     (banner, pool) => {
-      banner.dataset.tone = pool.breaker.state === "person" ? "failed" : "warning";
+      banner.dataset.tone = pool.breaker.state === "action_required" ? "failed" : "warning";
       const what = WHAT[pool.breaker.state] ?? "fails to launch";
-      setText(banner.children[1], `${pool.name} ${what}: ${pool.breaker.trouble}`);
+      setText(banner.children[1], `${pool.name} ${what}: ${pool.breaker.last_error}`);
     });
 }
 
@@ -115,12 +129,15 @@ function scaling({ store, page }) {
 
   function follows() {
     const more = Number(count.value) - pool.wanted;
-    const words = [];
-    if (more && pool.price_usd_h !== null) words.push(`${more > 0 ? "+" : "−"}${format.money(Math.abs(more) * pool.price_usd_h)} an hour.`);
-    if (more && pool.price_usd_h === null) words.push("What that costs is unknown.");
+    const sentences = [];
+    if (more && pool.price_usd_h === null) sentences.push("The price is unknown.");
+    else if (more) {
+      const usd = format.money(Math.abs(more) * pool.price_usd_h);
+      sentences.push(`${more > 0 ? "+" : "−"}${usd} an hour.`);
+    }
     const all = store.poolRows().reduce((sum, one) => sum + one.wanted, 0) + more;
-    if (all < store.run.quorum) words.push(`${all} in all < quorum ${store.run.quorum}: this will be refused.`);
-    setText($("[data-scale-text]", dialog), words.join(" "));
+    if (all < store.run.quorum) sentences.push(`${all} replicas < quorum ${store.run.quorum}: this will be refused.`);
+    setText($("[data-scale-text]", dialog), sentences.join(" "));
   }
 
   count.addEventListener("input", follows);

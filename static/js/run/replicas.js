@@ -1,4 +1,4 @@
-// The replica table. Rows stand in order of their pool and number and never move; ages tick.
+// The replica table. Rows are sorted by pool and number and never move.
 
 import * as format from "../lib/format.js";
 import { ACTIONS, h, icon, keyed, setState, setText, table } from "../lib/dom.js";
@@ -9,35 +9,59 @@ import { replicaDialog } from "./actions.js";
 import { money } from "./pools.js";
 
 const SHORT = ["state", "backend", "beat", "round", "step", "loss", "speed", "wait", "restarts"];
-const LONG = ["state", "phase", "beat", "round", "behind", "step", "loss", "speed", "wait", "gpu", "gpu_memory", "net", "restarts", "attempt", "deadline", "cost", "device"];
+const LONG = [
+  "state", "phase", "beat", "round", "behind", "step", "loss", "speed", "wait", "gpu", "gpu_memory", "net",
+  "restarts", "attempt", "deadline", "cost", "device",
+];
 const TITLE = {
-  state: "State", backend: "Backend", phase: "Backend says", beat: "Last beat", round: "Round", step: "Step",
-  loss: "Loss", speed: "Tokens/s", wait: "Waiting", gpu: "GPU", gpu_memory: "GPU memory", net: "Network", restarts: "Failures", device: "Device",
-  attempt: "Attempt", deadline: "Deadline", cost: "Cost", behind: "Stale",
+  state: "State",
+  backend: "Backend",
+  phase: "Backend status",
+  beat: "Last heartbeat",
+  round: "Round",
+  behind: "Behind",
+  step: "Step",
+  loss: "Loss",
+  speed: "Tokens/s",
+  wait: "Waiting",
+  gpu: "GPU",
+  gpu_memory: "GPU memory",
+  net: "Network",
+  restarts: "Failures",
+  attempt: "Attempt",
+  deadline: "Deadline",
+  cost: "Cost",
+  device: "Device",
 };
-const NUMERIC = new Set(["beat", "round", "step", "loss", "speed", "wait", "restarts", "attempt", "deadline", "cost", "behind", "gpu", "gpu_memory", "net"]);
+const TEXTS = new Set(["state", "backend", "phase", "device"]); // the other columns are numbers
 const HINT = {
-  beat: "How long ago we saw the lease change",
-  wait: "Time spent waiting for others, as a share of wall time",
-  gpu: "How busy the driver says it is",
-  net: "Bytes of the newest round to and from the bucket, over the seconds in which they were moved",
-  backend: "What the backend says of the job, not what we conclude",
-  phase: "What the backend says of the job, not what we conclude",
-  restarts: "Failures in a row that were answered with a relaunch",
-  attempt: "How many jobs it has had",
-  behind: "Rounds committed since the one it works on was opened",
-  deadline: "When the backend will end the job; before that the replica goes on in a new one",
+  beat: "Time since the last observed heartbeat",
+  wait: "Share of wall time spent waiting for other replicas",
+  gpu: "GPU utilisation reported by the driver",
+  net: "Bytes of the newest round to and from the bucket, divided by the transfer time",
+  backend: "Job status reported by the backend",
+  phase: "Job status reported by the backend",
+  restarts: "Consecutive failures that led to a relaunch",
+  attempt: "Number of jobs launched for this replica",
+  behind: "Committed rounds since the replica's current round",
+  deadline: "When the backend will end the job; the replica moves to a new job before that",
 };
 const SHOW = {
   round: (r) => format.count(r.round),
-  behind: (r, run) => (REPLICA_ENDED.has(r.state) || !r.round ? format.UNKNOWN : format.count(Math.max(run.committed_rounds + 1 - r.round, 0))),
+  behind: (r, run) => {
+    const known = r.round && !REPLICA_ENDED.has(r.state);
+    return format.count(known ? Math.max(run.committed_rounds + 1 - r.round, 0) : null);
+  },
   step: (r) => format.count(r.step),
   loss: (r) => format.loss(r.loss),
   speed: (r) => (REPLICA_ENDED.has(r.state) ? format.UNKNOWN : format.count(r.tokens_per_s)),
   wait: (r) => format.percent(r.wait_fraction),
   gpu: (r) => format.percent(r.gpu_busy),
   gpu_memory: (r) => format.size(r.gpu_memory_bytes),
-  net: (r) => [[r.up_bytes_per_s, "↑"], [r.down_bytes_per_s, "↓"]].filter(([rate]) => rate).map(([rate, way]) => `${format.size(rate)}/s ${way}`).join("  ") || format.UNKNOWN,
+  net: (r) => {
+    const rates = [[r.up_bytes_per_s, "↑"], [r.down_bytes_per_s, "↓"]].filter(([rate]) => rate);
+    return rates.map(([rate, way]) => `${format.size(rate)}/s ${way}`).join("  ") || format.UNKNOWN;
+  },
   restarts: (r) => format.count(r.restarts),
   attempt: (r) => (r.attempt ? format.count(r.attempt) : format.UNKNOWN),
   deadline: (r) => (r.deadline_at ? left(r.deadline_at) : format.UNKNOWN),
@@ -47,28 +71,37 @@ const SHOW = {
   device: (r) => r.device || format.UNKNOWN,
 };
 
+const numeric = (column) => (TEXTS.has(column) ? "" : ".num");
+
 export function replicaTable(context, place) {
   const { store, page } = context;
   const long = place.dataset.replicas === "long";
   const columns = long ? LONG : SHORT;
   const ask = long && "mayOperate" in page.dataset ? replicaDialog() : null;
   const body = h("tbody");
-  const heads = columns.map((c) => h(NUMERIC.has(c) ? "th.num" : "th", { scope: "col", title: HINT[c] }, TITLE[c]));
-  place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads, ...(ask ? [ACTIONS()] : [])], body));
-  const width = columns.length + (ask ? 2 : 1);
-  const show = () =>
-    keyed(body, rowsOf(context, long), (row) => (row.number === undefined ? `pool${row.id}` : row.number),
-      (row) => (row.number === undefined ? group(width) : make(row, columns, page, ask && (() => act(row.number)))),
-      (tr, row) => (row.number === undefined ? setText(tr.querySelector("span"), groupText(row)) : update(tr, row, columns, store.run)));
+  const heads = columns.map((c) => h(`th${numeric(c)}`, { scope: "col", title: HINT[c] }, TITLE[c]));
+  if (ask) heads.unshift(ACTIONS());
+  place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads], body));
   const act = (number) => (what) =>
     ask(what, number, `${address(page, number)}${what}`, { run: store.run, replica: store.replicas.get(number) });
-  setInterval(() => place.offsetParent && [...body.children].forEach((row) => tick(row, store.replicas.get(Number(row.dataset.key)))), 1000);
+  const isPool = (row) => row.number === undefined;
+  const show = () =>
+    keyed(body, rowsOf(context, long), (row) => (isPool(row) ? `pool${row.id}` : row.number),
+      (row) => (isPool(row) ? group(heads.length + 1) : make(row, columns, page, ask && act(row.number))),
+      (tr, row) => {
+        if (isPool(row)) setText(tr.querySelector("span"), groupText(row));
+        else update(tr, row, store.run);
+      });
+  setInterval(() => {
+    if (!place.offsetParent) return;
+    for (const row of body.children) tick(row, store.replicas.get(Number(row.dataset.key)));
+  }, 1000);
   return (changed) => {
     if (changed.has("replicas") || (long && (changed.has("pools") || changed.has("run")))) show();
   };
 }
 
-/** Of several pools each one's replicas stand under its name; a chosen pool's stand alone. */
+/** Group replicas by pool, or show only those of the selected pool. */
 function rowsOf({ store, pool }, long) {
   const replicas = store.replicaRows();
   if (!long || store.pools.size < 2) return replicas;
@@ -83,25 +116,31 @@ function group(width) {
 }
 
 function groupText(pool) {
-  return [pool.name, pool.region, pool.spot ? "spot" : "", `${pool.live} of ${pool.wanted} live`].filter(Boolean).join(" · ");
+  const live = `${pool.live} of ${pool.wanted} live`;
+  return [pool.name, pool.region, pool.spot && "spot", live].filter(Boolean).join(" · ");
 }
 
 function make(replica, columns, page, act) {
   const number = replica.number;
   const button = (what, symbol, text) =>
-    h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": `${text} replica ${number}`, title: text, dataset: { what }, onclick: () => act()(what) }, icon(symbol));
+    h("button.btn.btn-s.btn-quiet", {
+      type: "button",
+      title: text,
+      "aria-label": `${text} replica ${number}`,
+      dataset: { what },
+      onclick: () => act(what),
+    }, icon(symbol));
   return h("tr", {},
     h("th", { scope: "row" },
       h("a.replica-name", { href: address(page, number) }, replicaSwatch(number), `Replica ${number}`)),
+    act ? h("td.c-act", {}, button("restart", "restarting", "Restart"), button("stop", "stop", "Stop")) : null,
     ...columns.map((c) => {
       if (c === "state") return h("td.c-state", { dataset: { c } }, h("span"), h("span.why"));
-      const name = `td${NUMERIC.has(c) ? ".num" : ""}${c === "beat" || c === "deadline" ? "." + c : ""}`;
-      return h(name, { dataset: { c, label: TITLE[c] } });
-    }),
-    act ? h("td.c-act", {}, button("restart", "restarting", "Restart"), button("stop", "stop", "Stop")) : null);
+      return h(`td${numeric(c)}`, { dataset: { c, label: TITLE[c] } });
+    }));
 }
 
-function update(row, replica, columns, run) {
+function update(row, replica, run) {
   for (const cell of row.querySelectorAll("[data-c]")) {
     const c = cell.dataset.c;
     if (c === "state") {
@@ -113,7 +152,8 @@ function update(row, replica, columns, run) {
   }
   const over = RUN_ENDED.has(run.state) || run.state === "stopping";
   for (const button of row.querySelectorAll("[data-what]")) {
-    button.disabled = over || (button.dataset.what === "stop" ? REPLICA_ENDED.has(replica.state) : replica.state === "done");
+    const isStop = button.dataset.what === "stop";
+    button.disabled = over || (isStop ? REPLICA_ENDED.has(replica.state) : replica.state === "done");
   }
   tick(row, replica);
 }
@@ -128,5 +168,5 @@ function tick(row, replica) {
   setText(cell, seconds === null ? format.UNKNOWN : seconds < 2 ? "now" : `${format.age(seconds)} ago`);
   const late = seconds !== null && !REPLICA_ENDED.has(replica.state) && seconds > 3 * (replica.beat_interval_s ?? 5);
   cell.toggleAttribute("data-late", late);
-  cell.title = late ? "three beats missed" : "";
+  cell.title = late ? "three heartbeats missed" : "";
 }

@@ -1,24 +1,27 @@
 // One round in detail, and the table of all rounds.
 
 import * as format from "../lib/format.js";
-import { h, icon, keyed, setText, stateBadge, table } from "../lib/dom.js";
+import { cellOf, h, icon, keyed, setState, setText, stateBadge, table } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { WHY } from "./grid.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
 const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
+/** Bytes of all contributions. Telemetry reports them later than the round: until then, unknown. */
+const bytes = (rows, ...names) =>
+  format.size(names.reduce((total, name) => total + sum(rows, name), 0) || null);
 
 export function roundDetail(context, card) {
   const { store } = context;
   let shown = "";
-  const older = new Map(); // rounds that the snapshot left out, by number; null: asked for
+  const older = new Map(); // rounds outside the snapshot, by number; null: requested
   async function ask(number) {
     older.set(number, null);
     try {
       older.set(number, (await getJSON(context.page.dataset.round.replace("/0.json", `/${number}.json`))).round);
       show();
     } catch {
-      older.delete(number); // there is none, or the connection's dot says how it is
+      older.delete(number); // not found, or the connection indicator shows the state
     }
   }
   function show() {
@@ -34,73 +37,106 @@ export function roundDetail(context, card) {
   return (changed) => changed.has("rounds") && show();
 }
 
-/** Who was waited for: of those whose part was taken, the one that waited least itself. Each one's own
+/** The straggler: of the included contributions, the one that waited least. Each one's own
  * clock measured that, so no two are compared. `lag`: how much longer the typical one waited. */
 function straggler(round) {
-  const waits = round.contributions.filter((row) => row.state === "included" && row.phases?.compute).map((row) => [row.phases.wait ?? 0, row.replica]).sort((a, b) => a[0] - b[0]);
+  const waits = round.contributions
+    .filter((row) => row.state === "included" && row.phases?.compute)
+    .map((row) => [row.phases.wait ?? 0, row.replica])
+    .sort((a, b) => a[0] - b[0]);
   if (waits.length < 2) return null;
   return { replica: waits[0][1], lag: waits[waits.length >> 1][0] - waits[0][0] };
 }
 
-const late = (round, one = straggler(round)) => (one ? `replica ${one.replica}, ${format.duration(one.lag)}` : format.UNKNOWN);
+function late(round) {
+  const one = straggler(round);
+  return one ? `replica ${one.replica}, ${format.duration(one.lag)}` : format.UNKNOWN;
+}
 
-const opened = (round) => {
-  const begun = round.contributions.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
-  return begun.length ? format.clock(new Date(Math.min(...begun)).toISOString()) : format.UNKNOWN;
-};
+/** The known times `name` of the contributions. */
+const times = (round, name) => round.contributions.map((row) => Date.parse(row[name])).filter(Number.isFinite);
+
+/** How many replicas contributed; before the plan, how many have uploaded. */
+function contributors(round, { run }) {
+  if (round.state !== "collecting") return `${round.contributors} of ${run.target}`;
+  const uploaded = round.contributions.filter((row) => row.state === "uploaded").length;
+  return `${uploaded} of ${run.target} uploaded`;
+}
+
+const clock = (time) => (time ? format.clock(time) : format.UNKNOWN);
+
+/** When the first replica began the round; NaN if unknown. */
+const opened = (round) => times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
 
 function detail(round, { store, select, page }) {
   const rows = round.contributions;
-  const committed = rows.map((row) => Date.parse(row.committed_at)).filter(Number.isFinite);
-  const begun = rows.map((row) => Date.parse(row.started_at)).filter(Number.isFinite);
-  const took = committed.length && begun.length ? (Math.max(...committed) - Math.min(...begun)) / 1000 : null;
+  const took_ms = Math.max(...times(round, "committed_at")) - opened(round);
   const facts = [
     ...("fragments" in page.dataset ? [["Fragment", `${round.fragment} (0 to ${page.dataset.fragments - 1})`]] : []),
-    ["Contributors", `${round.contributors} of ${store.run.target}`],
+    ["Contributors", contributors(round, store)],
     ["Plan", round.mode || format.UNKNOWN],
-    ["Straggler and its lag", late(round)],
+    ["Straggler and lag", late(round)],
     ["Outer learning rate", page.dataset.outerLr],
     ["Training loss", format.loss(round.loss)],
     ["Evaluation loss", format.loss(round.eval_loss)],
-    ["Took", format.duration(took)],
-    ["Moved", `${format.size(sum(rows, "bytes_up"))} up, ${format.size(sum(rows, "bytes_down"))} down`],
+    ["Duration", format.duration(took_ms / 1000)],
+    ["Traffic", `${bytes(rows, "bytes_up")} up, ${bytes(rows, "bytes_down")} down`],
     ["Tokens so far", format.count(round.tokens_total || null)],
-    ["Opened", opened(round)],
-    ["Committed", round.committed_at ? format.clock(round.committed_at) : format.UNKNOWN],
+    ["Opened", clock(opened(round))],
+    ["Committed", clock(round.committed_at)],
   ];
-  const go = (number, name, text) => {
-    const there = number > 0 && number <= store.roundRows().at(-1)?.number;
-    return h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": text, disabled: !there, onclick: () => select(number) }, icon(name));
+  const go = (number, name, label) => {
+    const disabled = !(number > 0 && number <= store.roundRows().at(-1)?.number);
+    const onclick = () => select(number);
+    return h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": label, disabled, onclick }, icon(name));
   };
+  const digest = round.weights_digest;
+  const short = digest ? `${digest.slice(0, 16)}…` : format.UNKNOWN;
+  const mismatch = round.digest_mismatch && "replicas have different weights after this round";
+  const reason = [round.reason, mismatch].filter(Boolean).join("; ");
+  const fact = (name, value, spec = "dd", more = {}) => h("div", {}, h("dt", {}, name), h(spec, more, value));
   return [
-    h("div.card-head", {}, h("h2", { id: "h-round" }, `Round ${round.number}`), stateBadge(round.state),
-      h("span.grow"), h("span.nowrap", {}, go(round.number - 1, "left", "Round before"), go(round.number + 1, "right", "Round after"))),
-    round.reason || round.digest_mismatch
-      ? h("p.round-reason", {}, icon("degraded"), h("span.break", {}, [round.reason, round.digest_mismatch ? "replicas disagree about the weights after this round" : ""].filter(Boolean).join("; ")))
-      : null,
+    h("div.card-head", {},
+      h("h2", { id: "h-round" }, `Round ${round.number}`),
+      stateBadge(round.state),
+      h("span.grow"),
+      h("span.nowrap", {},
+        go(round.number - 1, "left", "Previous round"),
+        go(round.number + 1, "right", "Next round"))),
+    reason && h("p.round-reason", {}, icon("degraded"), h("span.break", {}, reason)),
     h("dl.round-facts", {},
-      ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-      h("div", {}, h("dt", {}, "Weights digest"), h("dd.mono.break", { title: round.weights_digest }, round.weights_digest ? round.weights_digest.slice(0, 16) + "…" : format.UNKNOWN))),
+      facts.map(([name, value]) => fact(name, value)),
+      fact("Weights digest", short, "dd.mono.break", { title: digest })),
     h("div.scroll", {},
       table("table.cards", `Contributions to round ${round.number}`,
-        ["Replica", "Outcome", ...GIVEN.map(([name]) => `#${name}`), "Phases", "Why"],
+        ["Replica", "Outcome", ...GIVEN.map(([name]) => `#${name}`), "Phases", "Reason"],
         h("tbody", {}, contributions(round, store)))),
   ].filter(Boolean);
 }
 
 const GIVEN = [
-  ["Base", "base_round", format.count], ["‖pseudo-gradient‖", "norm", format.short], ["Cosine", "cosine", format.short], ["‖outer update‖", "update_norm", format.short], ["Payload", "size_bytes", format.size],
-  ["Up", "bytes_up", format.size], ["Down", "bytes_down", format.size], ["Requests", "requests", format.count],
+  ["Base", "base_round", format.count],
+  ["‖pseudo-gradient‖", "norm", format.short],
+  ["Cosine", "cosine", format.short],
+  ["‖outer update‖", "update_norm", format.short],
+  ["Payload", "size_bytes", format.size],
+  ["Up", "bytes_up", format.size],
+  ["Down", "bytes_down", format.size],
+  ["Requests", "requests", format.count],
 ];
 
 function contributions(round, store) {
   const by = new Map(round.contributions.map((row) => [row.replica, row]));
   return store.replicaRows().map((replica) => {
     const row = by.get(replica.number);
-    const name = h("th.nowrap", { scope: "row" }, h("span.replica-name", {}, replicaSwatch(replica.number), `Replica ${replica.number}`));
+    const { number } = replica;
+    const name = h("th.nowrap", { scope: "row" },
+      h("span.replica-name", {}, replicaSwatch(number), `Replica ${number}`));
     if (!row) {
-      const outcome = healing(round).includes(replica.number) ? "healing" : "missing";
-      return h("tr", {}, name, h("td", {}, stateBadge(outcome, "state-bare")), h("td.muted.reason", { colspan: GIVEN.length + 2 }, WHY[outcome]));
+      const outcome = healing(round).includes(number) ? "healing" : "missing";
+      return h("tr", {}, name,
+        h("td", {}, stateBadge(outcome, "state-bare")),
+        h("td.muted.reason", { colspan: GIVEN.length + 2 }, WHY[outcome]));
     }
     return h("tr", {}, name,
       h("td.nowrap", {}, stateBadge(row.state, "state-bare"), row.late_s ? ` by ${format.duration(row.late_s)}` : ""),
@@ -111,20 +147,20 @@ function contributions(round, store) {
 
 const healing = (round) => round.healing ?? [];
 
-/** Who gave nothing that was taken, by outcome, in the words of the heatmap. */
+/** Replicas without an included contribution, by outcome, in the words of the heatmap. */
 function without(round, { replicas }) {
-  const told = [];
+  const parts = [];
   for (const state of ["late", "refused"]) {
     const rows = round.contributions.filter((row) => row.state === state);
     const most = Math.max(...rows.map((row) => row.late_s ?? 0));
-    if (rows.length) told.push(`${rows.length} ${state}${most > 0 ? ` by ${format.duration(most)}` : ""}`);
+    if (rows.length) parts.push(`${rows.length} ${state}${most > 0 ? ` by ${format.duration(most)}` : ""}`);
   }
   const numbers = new Set(round.contributions.map((row) => row.replica));
   const heal = healing(round).filter((number) => !numbers.has(number)).length;
   const missing = replicas.size - numbers.size - heal;
-  if (heal) told.push(`${heal} healing`);
-  if (missing > 0 && round.committed_at) told.push(`${missing} missing`);
-  return told.join(", ") || format.UNKNOWN;
+  if (heal) parts.push(`${heal} healing`);
+  if (missing > 0 && round.committed_at) parts.push(`${missing} missing`);
+  return parts.join(", ") || format.UNKNOWN;
 }
 
 function miniPhases(phases) {
@@ -145,16 +181,54 @@ function miniPhases(phases) {
 }
 
 const NEWEST = 100;
-const COLUMNS = ["State", "#Contributors", "Without", "#Train loss", "#Eval loss", "#Tokens", "#Norm", "#Moved", "Plan", "Straggler", "#Opened", "#Committed", "Why"];
+
+/** Columns of the table of all rounds, and the text of each. */
+const COLUMNS = {
+  "State": null, // a badge
+  "#Contributors": contributors,
+  "Not included": without,
+  "#Train loss": (row) => format.loss(row.loss),
+  "#Eval loss": (row) => format.loss(row.eval_loss),
+  "#Tokens": (row) => format.count(row.tokens_total || null),
+  "#Norm": meanNorm,
+  "#Traffic": ({ contributions: rows }) => bytes(rows, "bytes_up", "bytes_down"),
+  "Plan": (row) => row.mode || format.UNKNOWN,
+  "Straggler": late,
+  "#Opened": (row) => clock(opened(row)),
+  "#Committed": (row) => clock(row.committed_at),
+  "Reason": (row) => row.reason,
+};
+
+function meanNorm(round) {
+  const rows = round.contributions.filter((one) => one.state === "included" && one.norm !== null);
+  return rows.length ? format.short(sum(rows, "norm") / rows.length) : format.UNKNOWN;
+}
+
+function makeRow({ number }, select) {
+  const open = h("button.link", { type: "button", onclick: () => select(number) }, String(number));
+  const row = h("tr", {}, h("th", { scope: "row" }, open), Object.keys(COLUMNS).map(cellOf));
+  row.lastElementChild.classList.add("reason");
+  return row;
+}
+
+function updateRow(tr, row, { store, selected }) {
+  const [state, ...cells] = [...tr.cells].slice(1);
+  setState(state, row.state, "state-bare");
+  const [, ...texts] = Object.values(COLUMNS);
+  cells.forEach((cell, i) => setText(cell, texts[i](row, store)));
+  if (row.number === selected) tr.setAttribute("aria-current", "true");
+  else tr.removeAttribute("aria-current");
+}
 
 export function roundsTable(context, place) {
   const { store, select } = context;
   let all = false;
   const body = h("tbody");
+  const showAll = () => ((all = true), show());
   place.append(
-    table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...COLUMNS], body),
-    h("p.empty-s", { hidden: true }, "No round has begun yet."),
-    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: () => ((all = true), show()) })));
+    table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...Object.keys(COLUMNS)], body),
+    h("p.empty-s", { hidden: true }, "No rounds yet."),
+    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: showAll })));
   const [shown, empty, more] = place.children;
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
@@ -162,35 +236,15 @@ export function roundsTable(context, place) {
   };
 
   function show() {
-    const found = store.roundRows().reverse();
-    const rows = all ? found : found.filter((row, i) => i < NEWEST || row.number === context.selected);
+    const rounds = store.roundRows().reverse();
+    const rows = all ? rounds : rounds.filter((row, i) => i < NEWEST || row.number === context.selected);
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
-    more.hidden = rows.length === found.length;
-    setText(more.firstElementChild, `Show all ${found.length} rounds`);
+    more.hidden = rows.length === rounds.length;
+    setText(more.firstElementChild, `Show all ${rounds.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;
-    keyed(body, rows, (row) => row.number, (row) =>
-      h("tr", {},
-        h("th", { scope: "row" }, h("button.link", { type: "button", onclick: () => select(row.number) }, String(row.number))),
-        ...COLUMNS.map((one) => h(one[0] === "#" ? "td.num" : one === "Why" ? "td.reason" : "td", { dataset: { label: one.replace("#", "") } }))),
-    (tr, row) => {
-      const [, state, contributors, missed, loss, evaluation, tokens, norm, moved, plan, last, begun, committed, reason] = tr.children;
-      const norms = row.contributions.filter((one) => one.state === "included" && one.norm !== null);
-      if (state.firstElementChild?.dataset.state !== row.state) state.replaceChildren(stateBadge(row.state, "state-bare"));
-      setText(contributors, `${row.contributors} of ${store.run.target}`);
-      setText(missed, without(row, store));
-      setText(loss, format.loss(row.loss));
-      setText(evaluation, format.loss(row.eval_loss));
-      setText(tokens, format.count(row.tokens_total || null));
-      setText(moved, format.size(sum(row.contributions, "bytes_up") + sum(row.contributions, "bytes_down")));
-      setText(norm, norms.length ? format.short(sum(norms, "norm") / norms.length) : format.UNKNOWN);
-      setText(plan, row.mode || format.UNKNOWN);
-      setText(last, late(row));
-      setText(begun, opened(row));
-      setText(committed, row.committed_at ? format.clock(row.committed_at) : format.UNKNOWN);
-      setText(reason, row.reason);
-      if (row.number === context.selected) tr.setAttribute("aria-current", "true");
-      else tr.removeAttribute("aria-current");
-    });
+    keyed(body, rows, (row) => row.number,
+      (row) => makeRow(row, select),
+      (tr, row) => updateRow(tr, row, context));
   }
 }

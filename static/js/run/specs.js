@@ -1,15 +1,15 @@
-// What each chart shows: which series, as which lines, in which colours.
+// Chart definitions: series, lines and colours.
 //
-// A line: id (in the address), name, x, y, and how it looks. Ghosts are the raw values behind a
-// smoothed line (only the losses of single steps are smoothed: a round's values are means already);
-// a band is two hidden lines with the space between them filled.
+// A line has an id (used in the address), a name, x, y and a style. Ghosts are the raw values behind
+// a smoothed line (only per-step losses are smoothed; values per round are already means). A band is
+// two hidden lines with a filled area between them.
 
 import * as format from "../lib/format.js";
 import { cssColor } from "../lib/dom.js";
 import { evalSwatch, groupFill, key, replicaDash, replicaHue, replicaSwatch } from "../lib/palette.js";
-import { rising, smoothed } from "./curves.js";
+import { line, rising } from "./curves.js";
 
-const DENSE = 60; // points of a line; fewer are marked
+const DENSE = 60; // lines with fewer points show markers
 export const GROUPS = ["compute", "upload", "wait", "apply", "other"];
 
 const find = (data, series) => data.curves.find((c) => c.series === series && c.replica === null);
@@ -19,54 +19,61 @@ const band = (low, high, name) => ({
   swatch: () => key(() => `${cssColor("--text-3")}55`),
 });
 
-function line(id, name, curve, view, look) {
-  const [x, y] = rising(curve);
-  const raw = look.raw ? null : y;
-  return { id, name, x, y: raw ? smoothed(y, view.smooth) : y, ghost: raw && view.smooth > 0 ? y : null, odd: (curve.odd ?? []).map(([i, kind]) => [curve.x[i], kind]), ...look };
-}
+/** The look of a line in one colour of the page. */
+const plain = (color) => ({ color: cssColor(color), swatch: () => key(() => cssColor(color)) });
+
+/** The look of a line whose points are shown while they are distinguishable. */
+const dotted = (curve) => ({ raw: true, points: curve.x.length <= DENSE });
 
 const one = (id, name, series, color) => (data, view) => {
   const curve = find(data, series);
-  return curve ? [line(id, name, curve, view, { raw: true, color: cssColor(color), width: 1.5, points: curve.x.length <= DENSE, swatch: () => key(() => cssColor(color)) })] : [];
+  return curve ? [line(id, name, curve, view, { ...dotted(curve), ...plain(color) })] : [];
 };
 
-/** Replicas' curves of one series, one by one or as a band; `raw`: not smoothed. */
+/** Curves of all replicas for one series, as lines or as a band; `raw`: not smoothed. */
 const replicas = (series, { raw = true } = {}) => (data, view) => {
-  const found = [];
+  const lines = [];
   if (data.band?.x.length) {
-    const { x, low, high } = data.band;
-    found.push(band([x, low], [x, high], "Lowest to highest"));
-    found.push(line("mean", "Mean", { x: data.band.x, y: data.band.mean }, view, { raw, color: cssColor("--text-3"), width: 2, swatch: () => key(() => cssColor("--text-3")) }));
+    const { x, low, mean, high } = data.band;
+    lines.push(band([x, low], [x, high], "Minimum to maximum"));
+    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--text-3"), raw, width: 2 }));
   }
   for (const curve of data.curves.filter((c) => c.series === series)) {
-    found.push(line(`r${curve.replica}`, `Replica ${curve.replica}`, curve, view, {
-      raw, points: raw && curve.x.length <= DENSE, color: cssColor(replicaHue(curve.replica)), dash: replicaDash(curve.replica), width: 1.5, swatch: () => replicaSwatch(curve.replica),
+    const number = curve.replica;
+    lines.push(line(`r${number}`, `Replica ${number}`, curve, view, {
+      raw,
+      points: raw && curve.x.length <= DENSE,
+      color: cssColor(replicaHue(number)),
+      dash: replicaDash(number),
+      swatch: () => replicaSwatch(number),
     }));
   }
-  return found;
+  return lines;
 };
 
 function loss(data, view) {
-  const found = replicas("loss", { raw: false })(data, view);
+  const lines = replicas("loss", { raw: false })(data, view);
   const evaluation = find(data, "eval_loss");
-  // Points while they can be told apart; then the line alone.
-  if (evaluation) found.push(line("eval", "Evaluation", evaluation, view, { raw: true, color: cssColor("--text"), width: 2, points: evaluation.x.length <= DENSE, swatch: evalSwatch }));
-  return found;
+  if (evaluation) {
+    const look = { ...dotted(evaluation), color: cssColor("--text"), width: 2, swatch: evalSwatch };
+    lines.push(line("eval", "Evaluation", evaluation, view, look));
+  }
+  return lines;
 }
 
-/** Mean, lowest and highest of what the replicas gave to a round. */
-const given = (name) => ({ of: [name, `${name}_low`, `${name}_high`], lines: spread(name), text: format.short, empty: ROUND });
+/** Mean, minimum and maximum over the contributions of a round. */
+const given = (name) => figure([name, `${name}_low`, `${name}_high`], spread(name));
 
 const spread = (name) => (data, view) => {
   const [low, high, mean] = [`${name}_low`, `${name}_high`, name].map((series) => find(data, series));
   if (!mean) return [];
-  const found = [];
-  if (low && high) found.push(band(rising(low), rising(high), "Replicas"));
-  found.push(line(name, "Mean", mean, view, { raw: true, points: mean.x.length <= DENSE, color: cssColor("--p-compute"), width: 1.5, swatch: () => key(() => cssColor("--p-compute")) }));
-  return found;
+  const lines = [];
+  if (low && high) lines.push(band(rising(low), rising(high), "Replicas"));
+  lines.push(line(name, "Mean", mean, view, { ...dotted(mean), ...plain("--p-compute") }));
+  return lines;
 };
 
-/** Shares of the replicas' time, on top of each other. */
+/** Stacked shares of replica time. */
 function goodput(data) {
   const curves = GROUPS.map((name) => [name, find(data, `phase_${name}`)]).filter(([, c]) => c);
   if (!curves.length) return [];
@@ -75,19 +82,31 @@ function goodput(data) {
   const total = x.map((_, i) => same.reduce((all, [, c]) => all + (c.y[i] ?? 0), 0));
   const sum = x.map(() => 0);
   return same.map(([name, c]) => {
-    const y = x.map((_, i) => (total[i] ? (sum[i] += (c.y[i] ?? 0) / total[i]) : null));
     const share = x.map((_, i) => (total[i] ? (c.y[i] ?? 0) / total[i] : null));
-    return { id: name, name, x, y, share, odd: [], stack: true, color: "transparent", width: 0, fill: (u) => groupFill(u.ctx, name), swatch: () => key((pen) => groupFill(pen, name)) };
+    return {
+      id: name,
+      name,
+      x,
+      y: share.map((part, i) => (part === null ? null : (sum[i] += part))),
+      share,
+      odd: [],
+      color: "transparent",
+      width: 0,
+      fill: (u) => groupFill(u.ctx, name),
+      swatch: () => key((pen) => groupFill(pen, name)),
+    };
   }).reverse();
 }
 
+const STEP = "Data appears after the first step";
+const ROUND = "Data appears after the first committed round";
+const GPU = "No replica has reported a GPU";
 const size = (text = format.size) => ({ text, axis: format.size });
 const rate = (value) => `${format.size(value)}/s`;
-/** A replica's own figure by segment or by round; `empty` says why there may be none. */
-const own = (series, empty, look) => ({ of: [series], lines: replicas(series), text: format.short, empty, ...look });
-const STEP = "The first point comes with the first step";
-const ROUND = "The first point comes with the first committed round";
-const GPU = "No replica has told of a GPU";
+/** A chart of the series `of`; `empty` is shown when there is no data. */
+const figure = (of, lines, look) => ({ of, lines, text: format.short, empty: ROUND, ...look });
+/** A figure per replica, by segment or by round. */
+const own = (series, empty, look) => figure([series], replicas(series), { empty, ...look });
 
 export const SPECS = {
   gpu: own("gpu_busy", GPU, { text: format.percent, plain: true }),
@@ -100,10 +119,10 @@ export const SPECS = {
   bytes_down: own("bytes_down", ROUND, size()),
   grad: own("grad_norm", STEP),
   step_s: own("step_s", STEP, { text: format.duration, axis: format.duration }),
-  loss: { of: ["loss", "eval_loss"], lines: loss, text: format.loss, empty: "The curve begins with the first step" },
+  loss: figure(["loss", "eval_loss"], loss, { text: format.loss, empty: STEP }),
   norm: given("norm"),
   cosine: given("cosine"),
-  update: { of: ["update_norm"], lines: one("update", "Outer update", "update_norm", "--p-apply"), text: format.short, empty: ROUND },
-  speed: { of: ["tokens_per_s"], lines: one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), text: format.count, empty: ROUND },
-  goodput: { of: GROUPS.map((name) => `phase_${name}`), lines: goodput, text: format.percent, last: true, plain: true, empty: ROUND },
+  update: figure(["update_norm"], one("update", "Outer update", "update_norm", "--p-apply")),
+  speed: figure(["tokens_per_s"], one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), { text: format.count }),
+  goodput: figure(GROUPS.map((name) => `phase_${name}`), goodput, { text: format.percent, last: true, plain: true }),
 };

@@ -1,17 +1,17 @@
-// Tabs are links to ?tab=..., so they work without this; here they switch without a reload.
+// Tabs are links to ?tab=..., which work without JavaScript; here they switch without a reload.
 
 import { $$, url } from "../lib/dom.js";
 
 export function tabs({ page }, onShow) {
   const links = $$("[data-tab-link]", page);
+  const tabLinks = links.filter((link) => link.closest(".tabs"));
   const panels = $$("[data-panel]", page);
 
   function show(name, { push = false } = {}) {
     if (!panels.some((panel) => panel.dataset.panel === name)) name = "overview";
     page.dataset.tab = name;
     for (const panel of panels) panel.hidden = panel.dataset.panel !== name;
-    for (const link of links) {
-      if (!link.closest(".tabs")) continue;
+    for (const link of tabLinks) {
       if (link.dataset.tabLink === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
@@ -20,7 +20,7 @@ export function tabs({ page }, onShow) {
     onShow(name);
   }
 
-  /** On a narrow screen the row of tabs scrolls; the current one must be seen. */
+  /** On a narrow screen the tab row scrolls; keep the current tab visible. */
   function reveal() {
     const row = page.querySelector(".tabs");
     const current = row.querySelector("[aria-current]");
@@ -32,8 +32,9 @@ export function tabs({ page }, onShow) {
     link.addEventListener("click", (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
-      show(link.dataset.tabLink, { push: true });
-      if (!link.closest(".tabs")) links.find((l) => l.closest(".tabs") && l.dataset.tabLink === link.dataset.tabLink)?.focus();
+      const name = link.dataset.tabLink;
+      show(name, { push: true });
+      if (!link.closest(".tabs")) tabLinks.find((tab) => tab.dataset.tabLink === name)?.focus();
     });
   }
   addEventListener("popstate", () => show(url.get("tab") ?? "overview"));

@@ -1,7 +1,7 @@
-// Who did what, when: a row per replica on the wall clock, lines where rounds were committed.
+// Timeline: one row per replica over wall-clock time, vertical lines at commits.
 //
-// The server answers a window with bars, or, when they are thinner than pixels, with a raster. The
-// window moves at once with what there is, stretched, and is asked for again when it stands still.
+// The server returns bars for a window, or a raster when bars would be thinner than pixels. Moving
+// the window stretches the loaded image; it is fetched again when the window stops.
 
 import * as format from "../lib/format.js";
 import { clamp, cssColor, darkScheme, h, marked, oncePerFrame, press, setText, table, timed, url } from "../lib/dom.js";
@@ -17,17 +17,24 @@ const LIVE_MS = 3000;
 const TABLE_ROWS = 300;
 const BLANK = 255;
 const CLOSEST_S = 0.5;
+const ZOOMS = ["earlier", "later", "closer", "farther", "all"];
+/** Steps of the time axis in seconds. */
+const STEPS = [
+  0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400,
+  172_800, 604_800,
+];
+const DAY_S = 86_400;
 
 export function timeline(context, card) {
   const { store, page } = context;
-  const at = marked(card, "chart", "say", "badge", "legend", "earlier", "later", "closer", "farther", "all", "table", "chart-table");
+  const at = marked(card, "chart", "announce", "badge", "legend", "table", "chart-table", ...ZOOMS);
   const canvas = h("canvas");
   at.chart.append(canvas);
   const number = (name) => Number(url.get(name)) || null;
-  let view = { from: number("from_s"), to: number("to_s") }; // null: the ends of the data
+  let view = { from: number("from_s"), to: number("to_s") }; // null: the whole range
   let data = null;
-  let cells = null; // the raster: a byte for each column of each replica
-  let image = null; // the same as a picture
+  let cells = null; // raster: one byte per column and replica
+  let image = null; // the raster as an image
   let timer = 0;
   let asked = 0;
   let question = 0;
@@ -38,28 +45,28 @@ export function timeline(context, card) {
   const ends = () => [view.from ?? data.first, view.to ?? data.last];
   const plotWidth = () => Math.max(at.chart.clientWidth - LEFT - 2, 50);
   const rowHeight = () => clamp(Math.floor(TALLEST / Math.max(data.replicas, 1)), ROW.least, ROW.most);
-  /** The moment at a place of the canvas. */
+  /** The time at a canvas x coordinate. */
   function moment(x) {
     const [from, to] = ends();
     return from + ((x - LEFT) / plotWidth()) * (to - from);
   }
 
   async function ask() {
-    const mine = ++question;
+    const current = ++question;
     asked = performance.now();
     const query = new URLSearchParams({ columns: Math.min(Math.round(plotWidth()), 1200) });
     if (view.from !== null) query.set("from", view.from);
     if (view.to !== null) query.set("to", view.to);
     try {
       const answer = await getJSON(`${page.dataset.timelineData}?${query}`);
-      if (mine !== question) return;
+      if (current !== question) return;
       data = answer;
       cells = data.cells ? Uint8Array.from(atob(data.cells), (c) => c.charCodeAt(0)) : null;
       image = cells && picture(data, cells);
       draw();
       requestAnimationFrame(() => timed("timeline", asked));
     } catch {
-      asked = 0; // the connection's dot says how it is
+      asked = 0; // the connection indicator shows the state
     }
   }
 
@@ -73,7 +80,8 @@ export function timeline(context, card) {
     const middle = (from + to) / 2;
     [from, to] = [middle - closest / 2, middle + closest / 2];
     const whole = from <= data.first && to >= data.last;
-    view = whole ? { from: null, to: null } : { from: Math.round(from * 1000) / 1000, to: Math.round(to * 1000) / 1000 };
+    const end = (seconds) => (whole ? null : Math.round(seconds * 1000) / 1000);
+    view = { from: end(from), to: end(to) };
     url.set({ from_s: view.from, to_s: view.to });
     draw();
     soon(STILL_MS);
@@ -92,7 +100,7 @@ export function timeline(context, card) {
 
   const draw = oncePerFrame(() => {
     if (!data) return;
-    words();
+    summary();
     if (!at.chart.clientWidth) return;
     const begun = performance.now();
     const [from, to] = ends();
@@ -107,7 +115,8 @@ export function timeline(context, card) {
     pen.clip();
     if (image) {
       pen.imageSmoothingEnabled = false;
-      pen.drawImage(image, geometry.x(data.from), TOP, geometry.x(data.to) - geometry.x(data.from), data.replicas * row);
+      const left = geometry.x(data.from);
+      pen.drawImage(image, left, TOP, geometry.x(data.to) - left, data.replicas * row);
     } else bars(pen, geometry, data);
     commits(pen, geometry, data);
     pen.restore();
@@ -117,15 +126,22 @@ export function timeline(context, card) {
       pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
     }
     if (data.replicas) delete at.chart.dataset.empty;
-    else at.chart.dataset.empty = "The first bars appear when a round is committed";
+    else at.chart.dataset.empty = "Bars appear after the first committed round";
     timed("timeline drawn", begun);
   });
 
-  function words() {
-    const { slowest, counted } = data;
-    const scale = image ? `raster of ${format.whole(data.columns)} columns; zoom in for bars` : format.plural(data.bars.number.length, "bar");
-    setText(at.badge, [scale, slowest && data.replicas > 1 ? `critical path: replica ${slowest[0]} was last in ${slowest[1]} of ${counted} rounds` : ""].filter(Boolean).join(" · "));
-    setText(at.say, cursor ? reading() : "");
+  function summary() {
+    const notes = [
+      image
+        ? `raster of ${format.whole(data.columns)} columns; zoom in for bars`
+        : format.plural(data.bars.number.length, "bar"),
+    ];
+    if (data.slowest && data.replicas > 1) {
+      const [replica, rounds] = data.slowest;
+      notes.push(`critical path: replica ${replica} was last in ${rounds} of ${data.counted} rounds`);
+    }
+    setText(at.badge, notes.join(" · "));
+    setText(at.announce, cursor ? reading() : "");
     for (const name of ["earlier", "later", "all"]) at[name].disabled = view.from === null;
     at["chart-table"].hidden = !listed;
     at.chart.hidden = listed;
@@ -139,19 +155,23 @@ export function timeline(context, card) {
     if (image) {
       const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
       const cell = column >= 0 && column < data.columns ? cells[cursor.replica * data.columns + column] : BLANK;
-      if (cell === BLANK) return `${head}: nothing known`;
+      if (cell === BLANK) return `${head}: no data`;
       const share = (cell & 15) / 15;
       return `${head}: ${share < 0.05 ? "compute" : `${format.percent(share)} ${data.groups[cell >> 4]}`}`;
     }
     const i = barAt(when, cursor.replica);
     if (i < 0) return `${head}: ${data.groups.at(-1)}`;
     const { number, outcome, phases } = data.bars;
-    return `${head}: round ${number[i]}, ${outcome[i] || "unknown"}: ${phases[i].map((ms, g) => (ms ? `${data.groups[g]} ${format.duration(ms / 1000)}` : "")).filter(Boolean).join(", ")}`;
+    const times = phases[i].map((ms, g) => ms && `${data.groups[g]} ${format.duration(ms / 1000)}`);
+    const shown = times.filter(Boolean).join(", ");
+    return `${head}: round ${number[i]}, ${outcome[i] || "unknown"}: ${shown}`;
   }
 
   function barAt(when, replica) {
+    const { bars } = data;
     const ms = (when - data.from) * 1000;
-    return data.bars.started.findIndex((began, i) => data.bars.replica[i] === replica && began <= ms && ms < ended(data.bars, i));
+    const covers = (began, i) => bars.replica[i] === replica && began <= ms && ms < ended(bars, i);
+    return bars.started.findIndex(covers);
   }
 
   function open() {
@@ -172,20 +192,26 @@ export function timeline(context, card) {
   }
 
   function fill() {
-    if (image) return at["chart-table"].replaceChildren(h("p.empty-s", {}, "Too many bars for a table: zoom in."));
+    if (image) return at["chart-table"].replaceChildren(h("p.empty-s", {}, "Too many bars for a table. Zoom in."));
     const { number, replica, outcome, started, phases } = data.bars;
     const picked = number.map((_, i) => i).slice(-TABLE_ROWS).reverse();
     const groups = data.groups.slice(0, -1);
-    at["chart-table"].replaceChildren(table("table", "Rounds of replicas in this window, newest first",
-      ["#Round", "#Replica", "Outcome", "#Began", ...groups.map((group) => `#${group}`)],
-      h("tbody", {}, picked.map((i) => h("tr", {}, h("th.num", { scope: "row" }, number[i]), h("td.num", {}, replica[i]), h("td", {}, outcome[i]),
-        h("td.num", {}, format.clock(data.from * 1000 + started[i])), phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000))))))));
+    const columns = ["#Round", "#Replica", "Outcome", "#Began", ...groups.map((group) => `#${group}`)];
+    const rows = picked.map((i) => h("tr", {},
+      h("th.num", { scope: "row" }, number[i]),
+      h("td.num", {}, replica[i]),
+      h("td", {}, outcome[i]),
+      h("td.num", {}, format.clock(data.from * 1000 + started[i])),
+      phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000)))));
+    const caption = "Rounds of replicas in this window, newest first";
+    at["chart-table"].replaceChildren(table("table", caption, columns, h("tbody", {}, rows)));
   }
 
+  const canvasX = (event) => event.clientX - canvas.getBoundingClientRect().left;
   const place = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const replica = data ? Math.floor((event.clientY - box.top - TOP) / rowHeight()) : -1;
-    const x = event.clientX - box.left;
+    const y = event.clientY - canvas.getBoundingClientRect().top;
+    const replica = data ? Math.floor((y - TOP) / rowHeight()) : -1;
+    const x = canvasX(event);
     return replica >= 0 && replica < data.replicas && x >= LEFT ? { x, replica } : null;
   };
   canvas.addEventListener("pointerdown", (event) => {
@@ -196,7 +222,7 @@ export function timeline(context, card) {
   });
   canvas.addEventListener("pointermove", (event) => {
     cursor = place(event);
-    if (drag) drag.to = Math.max(event.clientX - canvas.getBoundingClientRect().left, LEFT);
+    if (drag) drag.to = Math.max(canvasX(event), LEFT);
     draw();
   });
   canvas.addEventListener("pointerup", () => {
@@ -210,17 +236,27 @@ export function timeline(context, card) {
     if (!drag) cursor = null;
     draw();
   });
-  // With a modifier, as the page itself scrolls by the wheel.
+  // Needs a modifier key, because the wheel scrolls the page.
   canvas.addEventListener("wheel", (event) => {
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
     if (!data || !(event.ctrlKey || event.metaKey || sideways)) return;
     event.preventDefault();
     if (sideways) pan(event.deltaX / plotWidth());
-    else scaleBy(1.0015 ** event.deltaY, Math.max(event.clientX - canvas.getBoundingClientRect().left - LEFT, 0) / plotWidth());
+    else scaleBy(1.0015 ** event.deltaY, Math.max(canvasX(event) - LEFT, 0) / plotWidth());
   }, { passive: false });
+  const KEYS = {
+    ArrowLeft: () => pan(-0.2),
+    ArrowRight: () => pan(0.2),
+    ArrowUp: () => choose(-1),
+    ArrowDown: () => choose(1),
+    "+": () => scaleBy(0.5),
+    "-": () => scaleBy(2),
+    Home: () => show(data.first, data.last),
+    Enter: open,
+  };
   at.chart.addEventListener("keydown", (event) => {
     if (!data || event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = { ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => scaleBy(0.5), "-": () => scaleBy(2), Enter: open, ArrowUp: () => choose(-1), ArrowDown: () => choose(1), Home: () => show(data.first, data.last) }[event.key];
+    const act = KEYS[event.key];
     if (!act) return;
     event.preventDefault();
     act();
@@ -238,7 +274,7 @@ export function timeline(context, card) {
   at.table.addEventListener("click", () => {
     listed = !listed;
     url.set({ table: listed ? "timeline" : null });
-    if (data) words();
+    if (data) summary();
     draw();
   });
   const recolour = () => {
@@ -263,7 +299,10 @@ function picture({ columns, replicas, groups }, cells) {
   const colors = new Uint32Array(256);
   groups.forEach((group, kind) => {
     const other = rgb(groupColor(group));
-    for (let share = 0; share < 16; share++) colors[kind * 16 + share] = pixel(compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15)));
+    for (let share = 0; share < 16; share++) {
+      const mixed = compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15));
+      colors[kind * 16 + share] = pixel(mixed);
+    }
   });
   colors[BLANK] = 0;
   return raster(columns, Math.max(replicas, 1), Uint32Array.from(cells, (cell) => colors[cell]));
@@ -279,8 +318,10 @@ function frame(pen, { from, to, width, row }, data) {
   const every = Math.ceil(14 / row);
   pen.textAlign = "right";
   for (let r = 0; r < data.replicas; r += every) pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
-  const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
-  const step = steps.find((s) => (s / (to - from)) * width >= 76) ?? steps.at(-1) * Math.ceil((to - from) / steps.at(-1) / 8);
+  const longest = STEPS.at(-1);
+  const step = STEPS.find((s) => (s / (to - from)) * width >= 76) ??
+    longest * Math.ceil((to - from) / longest / 8);
+  const ofDay = step < 60 ? format.SECONDS : format.MINUTES;
   pen.textAlign = "center";
   for (let t = Math.ceil(from / step) * step; t < to; t += step) {
     const x = LEFT + ((t - from) / (to - from)) * width;
@@ -288,7 +329,9 @@ function frame(pen, { from, to, width, row }, data) {
     pen.fillRect(Math.round(x), TOP - 5, 1, data.replicas * row + 5);
     pen.fillStyle = cssColor("--text-3");
     const date = new Date(t * 1000);
-    const text = step >= 86400 ? date.toLocaleDateString([], { day: "numeric", month: "short" }) : date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}), hourCycle: "h23" });
+    const text = step >= DAY_S
+      ? date.toLocaleDateString([], { day: "numeric", month: "short" })
+      : date.toLocaleTimeString([], ofDay);
     if (x > LEFT + 20 && x < LEFT + width - 20) pen.fillText(text, x, 8);
   }
 }
@@ -326,9 +369,12 @@ function commits(pen, { x, row, width, from, to }, data) {
     const when = data.from + at;
     if (when < from || when > to) continue;
     const here = Math.round(x(when));
-    pen.fillStyle = state === "void" ? cssColor("--s-failed") : cssColor("--text");
+    const dashed = state === "void";
+    const height = data.replicas * row;
+    pen.fillStyle = cssColor(dashed ? "--s-failed" : "--text");
     pen.globalAlpha = data.commits.length > width / 42 ? 0.35 : 0.75;
-    for (let y = TOP; y < TOP + data.replicas * row; y += state === "void" ? 6 : 1e9) pen.fillRect(here, y, 1, state === "void" ? 3 : data.replicas * row);
+    if (!dashed) pen.fillRect(here, TOP, 1, height);
+    else for (let y = 0; y < height; y += 6) pen.fillRect(here, TOP + y, 1, 3);
     pen.globalAlpha = 1;
     if (data.commits.length < width / 42) {
       pen.textAlign = "left";
@@ -345,8 +391,10 @@ function commits(pen, { x, row, width, from, to }, data) {
 }
 
 function legend() {
-  const groups = ["compute", "upload", "wait", "apply", "other", "down"];
+  const filled = (group) => (pen) => groupFill(pen, group);
+  const groups = ["compute", "upload", "wait", "apply", "other"];
   return h("p.heat-legend", {},
-    groups.map((group) => h("span", {}, key((pen) => groupFill(pen, group), 14, ...(group === "down" ? [5, 2] : [])), group === "down" ? "down, or between rounds" : group)),
+    groups.map((group) => h("span", {}, key(filled(group)), group)),
+    h("span", {}, key(filled("down"), 14, 5, 2), "down, or between rounds"),
     h("span", {}, "| round committed"));
 }

@@ -1,5 +1,5 @@
-// The rows of pools. What the chosen backend can do decides which fields a row shows; all of it is
-// told by the options themselves.
+// The pool rows of the submit form. The selected backend decides which fields a row shows; the
+// options carry this information as data attributes.
 
 import { $, $$, h, setText } from "../lib/dom.js";
 
@@ -43,8 +43,9 @@ export function poolRow(row) {
     need(blocks.images, can.images);
     need(blocks.spot, can.spot);
     need(blocks.limit, can.remote);
-    const chosen = at.hardware.selectedOptions[0]?.dataset ?? {};
-    need(blocks.price, chosen[at.spot.checked && can.spot ? "spot" : "price"] === undefined || at.price_usd_h.value !== "");
+    const prices = at.hardware.selectedOptions[0]?.dataset ?? {};
+    const listed = prices[at.spot.checked && can.spot ? "spot" : "price"];
+    need(blocks.price, listed === undefined || at.price_usd_h.value !== "");
   }
 
   row.addEventListener("change", show);

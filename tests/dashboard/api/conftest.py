@@ -1,4 +1,4 @@
-"""A run, and people with tokens."""
+"""A run, and users with tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.browser import seed, seed_fleet
 def run(db: None) -> Any:
     from django.utils import timezone
 
-    made = seed.run(seed.user("owner", "operator"), committed=3, replicas=2)
-    for replica in made.replicas.all():
+    created = seed.run(seed.user("owner", "operator"), committed=3, replicas=2)
+    for replica in created.replicas.all():
         seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
-    return made
+    return created
 
 
 @pytest.fixture
 def token_of(db: None) -> Callable[..., str]:
-    """The text of a new token of somebody with that role."""
+    """The text of a new token of a user with that role."""
     from runs.actions import api_tokens
 
     def make(name: str, role: str, *scopes: str) -> str:
@@ -36,7 +36,7 @@ def token_of(db: None) -> Callable[..., str]:
 
 
 class Program:
-    """Calls the API as a program does."""
+    """Calls the API as a program."""
 
     def __init__(self, token: str = "", **headers: str) -> None:
         self.client = Client(enforce_csrf_checks=True)

@@ -1,4 +1,4 @@
-"""Every operation as everybody, with every kind of token and with a session."""
+"""Access to every operation, by role, with every kind of token and with a session."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dashboard.api import api
 from runs.actions import saved_views
 from runs.models import SavedView
 from tests.browser import seed
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
 
 UNKNOWN, REFUSED, OK, MADE, LATE, UNFIT = 401, 403, 200, 201, 409, 422
 RUN = "/runs/{run}"
 CALLS = {
-    # (method, path): what anonymous, viewer, owner, stranger and admin get
+    # (method, path): status for anonymous, viewer, owner, stranger and admin
     ("get", "/me"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/backends"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/settings"): (UNKNOWN, OK, OK, OK, OK),
@@ -59,9 +59,9 @@ CALLS = {
     ("post", "/archives"): (UNKNOWN, REFUSED, UNFIT, UNFIT, UNFIT),
 }
 LOOKS = {("post", "/planner")}
-"""Change nothing, and so need no more than the scope to read."""
+"""Operations that change nothing, so the scope to read is enough."""
 OPERATES = {("get", f"{RUN}/deletion")}
-"""Changes nothing, but names objects in the bucket that are not the run's."""
+"""It changes nothing, but lists objects in the bucket that do not belong to the run."""
 SENT: dict[str, Any] = {
     "/runs": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
     "/plan": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
@@ -77,8 +77,8 @@ IDS = [" ".join(call) for call in CALLS]
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What backends and buckets say is the preflight's tests' business."""
+def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the calls to backends and buckets; the tests of the preflight cover them."""
     monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
@@ -90,15 +90,21 @@ def test_every_operation_is_in_the_table() -> None:
         for path, methods in schema["paths"].items()
         for method in methods
     }
-    told = {
-        (method, path.partition("?")[0]
-            .replace("{run}", "{run_id}").replace("{pool}", "{pool_id}")
-            .replace("replicas/1", "replicas/{number}").replace("attempts/1", "attempts/{attempt}")
-            .replace("rounds.csv", "{table}.{format}").replace("{alert}", "{alert_id}")
-            .replace("{view}", "{view_id}"))
+    reported = {
+        (
+            method,
+            path.partition("?")[0]
+            .replace("{run}", "{run_id}")
+            .replace("{pool}", "{pool_id}")
+            .replace("replicas/1", "replicas/{number}")
+            .replace("attempts/1", "attempts/{attempt}")
+            .replace("rounds.csv", "{table}.{format}")
+            .replace("{alert}", "{alert_id}")
+            .replace("{view}", "{view_id}"),
+        )
         for method, path in CALLS
-    }  # fmt: skip
-    assert told == known
+    }
+    assert reported == known
 
 
 def path_of(path: str, run: Any) -> str:
@@ -127,93 +133,95 @@ def call(client: Client, method: str, path: str, run: Any, **headers: str) -> An
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_session(method: str, path: str, kind: str, run: Any) -> None:
-    answer = call(client_for(kind, run.owner), method, path, run)
-    assert answer.status_code == CALLS[method, path][KINDS.index(kind)], answer.content
+    response = call(client_for(kind, run.owner), method, path, run)
+    assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
 @pytest.mark.parametrize("kind", ROLES)
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_token(method: str, path: str, kind: str, run: Any, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of(kind, ROLES[kind])}"}
-    # A browser's protection is not for programs.
-    answer = call(Client(enforce_csrf_checks=True), method, path, run, **headers)
-    assert answer.status_code == CALLS[method, path][KINDS.index(kind)], answer.content
+    # CSRF protection is only for browsers.
+    response = call(Client(enforce_csrf_checks=True), method, path, run, **headers)
+    assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_a_token_that_may_only_read(method: str, path: str, run: Any, token_of: Any) -> None:
+def test_read_only_tokens_cannot_change_anything(
+    method: str, path: str, run: Any, token_of: Any
+) -> None:
     headers = {"Authorization": f"Bearer {token_of('root', 'admin', 'read')}"}
-    answer = call(Client(), method, path, run, **headers)
+    response = call(Client(), method, path, run, **headers)
     looks = (method == "get" or (method, path) in LOOKS) and (method, path) not in OPERATES
-    assert answer.status_code == (200 if looks else 403)
+    assert response.status_code == (200 if looks else 403)
     if not looks:
-        assert answer.json()["detail"] == "expected the scope operate, found read"
+        assert response.json()["detail"] == "expected the scope operate, found read"
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_somebody_without_a_role(method: str, path: str, run: Any, token_of: Any) -> None:
-    headers = {"Authorization": f"Bearer {token_of('nobody', '')}"}
-    answer = call(Client(), method, path, run, **headers)
-    assert answer.status_code == (200 if path == "/me" else 403)
+def test_user_without_a_role_is_rejected(method: str, path: str, run: Any, token_of: Any) -> None:
+    headers = {"Authorization": f"Bearer {token_of('no-role', '')}"}
+    response = call(Client(), method, path, run, **headers)
+    assert response.status_code == (200 if path == "/me" else 403)
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [c for c in CALLS if c[0] != "get"], ids=[i for i in IDS if i[:3] != "get"]
 )
-def test_a_session_needs_a_csrf_token(method: str, path: str, run: Any) -> None:
+def test_sessions_need_a_csrf_token(method: str, path: str, run: Any) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
-    answer = call(client, method, path, run)
-    assert answer.status_code == 403
-    assert "CSRF" in answer.json()["detail"]
+    response = call(client, method, path, run)
+    assert response.status_code == 403
+    assert "CSRF" in response.json()["detail"]
     run.refresh_from_db()
     assert run.state == "running"
 
 
-def test_a_session_with_a_csrf_token(run: Any) -> None:
+def test_sessions_with_a_csrf_token_can_change_runs(run: Any) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
     client.get("/runs/new")
     csrf = client.cookies["csrftoken"].value
-    answer = call(client, "post", f"{RUN}/stop", run, **{"X-CSRFToken": csrf})
-    assert answer.json() == {"changed": True, "state": "stopping"}
+    response = call(client, "post", f"{RUN}/stop", run, **{"X-CSRFToken": csrf})
+    assert response.json() == {"changed": True, "state": "stopping"}
 
 
 @pytest.mark.parametrize(
     "header", ["Bearer arch_wrong", "Bearer ", "Basic b3duZXI6eA==", "Bearer é"]
 )
-def test_a_bad_token_is_not_made_good_by_a_session(header: str, run: Any) -> None:
+def test_an_invalid_token_is_rejected_despite_a_session(header: str, run: Any) -> None:
     client = client_for("owner", run.owner)
-    answer = client.get("/api/runs", headers={"Authorization": header})
-    assert answer.status_code == 401
-    assert answer["WWW-Authenticate"] == 'Bearer realm="archipelago"'
-    assert "expected a token" in answer.json()["detail"]
+    response = client.get("/api/runs", headers={"Authorization": header})
+    assert response.status_code == 401
+    assert response["WWW-Authenticate"] == 'Bearer realm="archipelago"'
+    assert "expected a valid token" in response.json()["detail"]
 
 
-def test_a_run_nobody_has_is_json_too(owner: Any) -> None:
-    answer = owner.get("/runs/00000000-0000-4000-8000-000000000000")
-    assert answer.status_code == 404
-    assert answer.json()["detail"].startswith("there is no such thing")
+def test_an_unknown_run_is_a_json_404(owner: Any) -> None:
+    response = owner.get("/runs/00000000-0000-4000-8000-000000000000")
+    assert response.status_code == 404
+    assert response.json()["detail"].startswith("not found")
 
 
-def test_what_is_no_call_is_json_too(db: None) -> None:
+def test_an_unknown_path_is_a_json_404(db: None) -> None:
     calls = (
         Client().get("/api/runs/x"),
         Client().post("/api/nonsense/of/some/kind"),
         Client().get("/api/runs/a%0Ab"),
         Client().delete("/api/%0A"),
     )
-    for answer in calls:
-        assert answer.status_code == 404
-        assert answer.json()["detail"].startswith("there is no call ")
+    for response in calls:
+        assert response.status_code == 404
+        assert response.json()["detail"].startswith("no operation ")
 
 
-def test_the_schema_is_there_for_everybody_and_no_page_from_elsewhere(db: None) -> None:
-    found = Client().get("/api/openapi.json")
-    assert found.status_code == 200
-    assert found.json()["openapi"].startswith("3.1")
+def test_the_schema_is_public_and_there_is_no_docs_page(db: None) -> None:
+    result = Client().get("/api/openapi.json")
+    assert result.status_code == 200
+    assert result.json()["openapi"].startswith("3.1")
     assert Client().get("/api/docs").status_code == 404
 
 
-def test_it_asks_again_on_every_call(run: Any, owner: Any) -> None:
+def test_authentication_is_repeated_for_every_request(run: Any, owner: Any) -> None:
     assert owner.post(f"/runs/{run.pk}/stop").status_code == 200
     seed.user("owner", "viewer")
     assert owner.post(f"/runs/{run.pk}/stop").status_code == 403

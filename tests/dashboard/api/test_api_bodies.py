@@ -1,4 +1,4 @@
-"""Request bodies: bounded, parsed after the role is known, in linear time."""
+"""Request bodies: limited in size, parsed after the role check, in linear time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dashboard.api import auth, parser
 from dashboard.api.site import api
 
 FOR_READERS = {"/planner", "/views", "/views/{int:view_id}"}
-"""Operations with a body that a viewer can call; their bodies are small JSON."""
+"""Operations that viewers can call with a body; their bodies are small JSON."""
 
 
 def send(token: str, path: str, body: str, content_type: str = parser.TOML) -> Any:
@@ -26,7 +26,7 @@ def send(token: str, path: str, body: str, content_type: str = parser.TOML) -> A
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The bodies that reach the TOML parser from now on."""
+    """Bodies that reach the TOML parser."""
     seen: list[str] = []
 
     def loads(text: str) -> Any:
@@ -42,9 +42,9 @@ def test_the_body_of_a_viewer_is_not_parsed(
     token_of: Callable[..., str], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = parsed(monkeypatch)
-    answer = send(token_of("vera", "viewer"), path, "name = 'x'")
-    assert answer.status_code == 403
-    assert "expected an operator" in answer.json()["detail"]
+    response = send(token_of("vera", "viewer"), path, "name = 'x'")
+    assert response.status_code == 403
+    assert "expected an operator" in response.json()["detail"]
     assert seen == []
 
 
@@ -52,21 +52,21 @@ def test_the_body_of_a_read_only_token_is_not_parsed(
     token_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = parsed(monkeypatch)
-    answer = send(token_of("olga", "operator", "read"), "/plan", "name = 'x'")
-    assert answer.status_code == 403
+    response = send(token_of("olga", "operator", "read"), "/plan", "name = 'x'")
+    assert response.status_code == 403
     assert seen == []
 
 
-def test_every_operation_that_changes_something_asks_for_the_role_before_it_parses() -> None:
-    found = {}
+def test_write_operations_check_the_role_before_parsing_the_body() -> None:
+    result = {}
     for _, router in api._routers:
         for path, view in router.path_operations.items():
             for operation in view.operations:
                 if set(operation.methods) - {"GET"}:
-                    found[path] = operation.auth_callbacks
-    late = {path for path, callbacks in found.items() if callbacks != auth.OPERATORS}
+                    result[path] = operation.auth_callbacks
+    late = {path for path, callbacks in result.items() if callbacks != auth.OPERATORS}
     assert late == FOR_READERS
-    assert len(found) > 10
+    assert len(result) > 10
 
 
 @pytest.mark.parametrize(
@@ -81,36 +81,62 @@ def test_every_operation_that_changes_something_asks_for_the_role_before_it_pars
         'x = {y = """q\\"""", ' + "a." * 5_000 + "a = 1}",
     ],
 )
-def test_keys_of_many_parts_are_refused_before_toml_is_parsed(
+def test_dotted_keys_with_many_parts_are_rejected_before_parsing(
     token_of: Callable[..., str], body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = parsed(monkeypatch)
-    answer = send(token_of("olga", "operator"), "/plan", body)
-    if seen:  # no key at all: a string that does not end
+    response = send(token_of("olga", "operator"), "/plan", body)
+    if seen:  # otherwise an unterminated string without a key
         with pytest.raises(tomllib.TOMLDecodeError):
             tomllib.loads(body)
         return
-    assert answer.status_code == 422, answer.content
-    assert "at most 20 parts" in answer.json()["detail"]
+    assert response.status_code == 422, response.content
+    assert "at most 20 parts" in response.json()["detail"]
 
 
-def test_dots_in_strings_and_comments_are_no_keys() -> None:
+def test_dots_in_strings_and_comments_are_ignored() -> None:
     dots = "a." * 50 + "a"
     texts = [
-        f'x = "{dots}"', f"x = '{dots}'", f'x = """{dots}"""', f"x = '''{dots}\n'''''", f"# {dots}",
-        f'x = "\\"{dots}" # {dots}', f"x = [1.5, '{dots}', 2.5]",
-    ]  # fmt: skip
+        f'x = "{dots}"',
+        f"x = '{dots}'",
+        f'x = """{dots}"""',
+        f"x = '''{dots}\n'''''",
+        f"# {dots}",
+        f'x = "\\"{dots}" # {dots}',
+        f"x = [1.5, '{dots}', 2.5]",
+    ]
     for text in texts:
         parser.check_toml_keys(text)
         tomllib.loads(text)
 
 
-def test_no_document_that_toml_accepts_hides_a_long_key() -> None:
-    """The scan sees every key that the parser sees, however strings and comments are arranged."""
+def test_every_valid_toml_document_reveals_its_dotted_keys() -> None:
+    """The scan finds every key that the parser finds, for any arrangement of strings and
+    comments."""
     pieces = [
-        '"', "'", '"""', "'''", '""', "''", "\\", "#", "\n", "=", "x", ".", "{", "}", ",", " ",
-        "x = ", "a.a.a.a = 1", "[", "]", "1", "y",
-    ]  # fmt: skip
+        '"',
+        "'",
+        '"""',
+        "'''",
+        '""',
+        "''",
+        "\\",
+        "#",
+        "\n",
+        "=",
+        "x",
+        ".",
+        "{",
+        "}",
+        ",",
+        " ",
+        "x = ",
+        "a.a.a.a = 1",
+        "[",
+        "]",
+        "1",
+        "y",
+    ]
     chance = random.Random(7)
     long = ".".join("k" * 30)
     accepted = 0
@@ -119,10 +145,10 @@ def test_no_document_that_toml_accepts_hides_a_long_key() -> None:
         at = chance.randint(0, len(text))
         text = f"{text[:at]}{long} = 1{text[at:]}"
         try:
-            found = tomllib.loads(text)
+            result = tomllib.loads(text)
         except ValueError:
             continue
-        if _deepest(found) >= 30:
+        if _deepest(result) >= 30:
             accepted += 1
             with pytest.raises(parser.Unfit):
                 parser.check_toml_keys(text)
@@ -133,9 +159,9 @@ def _deepest(value: Any) -> int:
     return 1 + max(map(_deepest, value.values()), default=0) if isinstance(value, dict) else 0
 
 
-def test_the_scan_of_keys_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in steps of a small and a large text is not possible for a regular expression; a
-    quadratic scan of 200 KB would take minutes, so these calls would not return."""
+def test_the_key_scan_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a regular expression cannot be counted. A quadratic scan of 200 KB would take
+    minutes, so the test would time out."""
     for piece in (" ", "a", "a.", '"', "'", '"\\', '"""\\', "#", "\t.", '""" ', "'''' "):
         text = "".join(itertools.islice(itertools.cycle(piece), 200_000))
         with contextlib.suppress(parser.Unfit):
@@ -151,6 +177,6 @@ def test_a_body_over_the_limit_is_a_413(
 ) -> None:
     token = token_of("olga", "operator")
     filler = "#" if content_type == parser.TOML else " "
-    answer = send(token, "/plan", filler * (limit + 1), content_type)
-    assert answer.status_code == 413
-    assert f"expected at most {limit:,} bytes" in answer.json()["detail"]
+    response = send(token, "/plan", filler * (limit + 1), content_type)
+    assert response.status_code == 413
+    assert f"expected at most {limit:,} bytes" in response.json()["detail"]

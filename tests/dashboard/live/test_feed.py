@@ -1,4 +1,4 @@
-"""The live stream: what a viewer is sent, what it is not, and what happens without Redis."""
+"""The live stream: delivery, replay, resync, heartbeats, and behaviour without Redis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def redis_url(valkey: str, settings: Any) -> str:
 
 
 class Reader:
-    """Reads frames of one stream, skipping what a test does not ask about."""
+    """Reads frames of one stream and skips frames that a test does not check."""
 
     def __init__(self, *, last: str = "", **topics: str) -> None:
         wanted = {NAMES.get(name, name): after for name, after in topics.items()}
@@ -35,20 +35,20 @@ class Reader:
         self._frames: list[str] = []
 
     async def until(self, wanted: str) -> list[str]:
-        """Frames up to and with the first that contains ``wanted``."""
-        found: list[str] = []
+        """Frames up to and including the first that contains ``wanted``."""
+        result: list[str] = []
         while True:
             while self._frames:
-                found.append(self._frames.pop(0))
-                if wanted in found[-1]:
-                    return found
-            assert sum("event: beat" in frame for frame in found) < 3, f"no {wanted!r}: {found}"
+                result.append(self._frames.pop(0))
+                if wanted in result[-1]:
+                    return result
+            assert sum("event: beat" in frame for frame in result) < 3, f"no {wanted!r}: {result}"
             try:
                 chunk = await anext(self._chunks)
             except StopAsyncIteration:
                 break
             self._frames += [frame for frame in chunk.decode().split("\n\n") if frame]
-        raise AssertionError(f"the stream ended before {wanted!r}: {found}")
+        raise AssertionError(f"the stream ended before {wanted!r}: {result}")
 
     async def close(self) -> None:
         await self._chunks.aclose()  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def publish(run_id: str, /, **delta: Any) -> None:
 
 
 @pytest.mark.processes
-def test_a_page_gets_the_deltas_of_its_run_alone(redis_url: str) -> None:
+def test_a_run_page_gets_only_deltas_of_its_run(redis_url: str) -> None:
     async def work() -> None:
         reader = Reader(a="")
         await reader.until('"ok":true')
@@ -86,7 +86,7 @@ def test_a_page_gets_the_deltas_of_its_run_alone(redis_url: str) -> None:
 
 
 @pytest.mark.processes
-def test_the_list_gets_headers_of_all_runs_and_nothing_else(redis_url: str) -> None:
+def test_the_list_gets_only_headers_of_all_runs(redis_url: str) -> None:
     async def work() -> None:
         reader = Reader(list="")
         await reader.until('"ok":true')
@@ -101,7 +101,7 @@ def test_the_list_gets_headers_of_all_runs_and_nothing_else(redis_url: str) -> N
 
 
 @pytest.mark.processes
-def test_a_reconnect_is_sent_what_it_missed_once_and_in_order(redis_url: str) -> None:
+def test_a_reconnect_replays_missed_messages_once_and_in_order(redis_url: str) -> None:
     publish(A, run={"n": 1})
     cursor = live_stream.latest_id()
     for n in (2, 3):
@@ -121,10 +121,10 @@ def test_a_reconnect_is_sent_what_it_missed_once_and_in_order(redis_url: str) ->
 
 @pytest.mark.processes
 @pytest.mark.parametrize("running", [False, True])
-def test_wherever_a_browser_comes_back_it_loses_nothing_and_has_nothing_twice(
+def test_a_reconnect_at_any_position_has_no_gaps_and_no_duplicates(
     redis_url: str, running: bool
 ) -> None:
-    """At every place, in a process that has just started and in one that others watch."""
+    """At every position, with a reader that has just started and with a running one."""
     ids = ["0-0"]
     for n in range(1, 9):
         publish(A if n % 2 else B, run={"n": n})
@@ -146,7 +146,7 @@ def test_wherever_a_browser_comes_back_it_loses_nothing_and_has_nothing_twice(
 
 
 @pytest.mark.processes
-def test_each_topic_is_taken_up_where_its_page_is(redis_url: str) -> None:
+def test_each_topic_resumes_at_its_own_cursor(redis_url: str) -> None:
     publish(A, run={"n": 0})
     start = live_stream.latest_id()
     for n in (1, 2):
@@ -157,22 +157,23 @@ def test_each_topic_is_taken_up_where_its_page_is(redis_url: str) -> None:
     async def work() -> None:
         reader = Reader(a=end, b=start, list=start)
         publish(A, run={"n": 3}, points=[])
-        found = await reader.until('"n":3')
-        assert [one["delta"] for one in data(found) if one["topic"] == A] == [
+        result = await reader.until('"n":3')
+        assert [one["delta"] for one in data(result) if one["topic"] == A] == [
             {"run": {"n": 1}},
             {"run": {"n": 2}},
             {"run": {"n": 3}, "points": []},
-        ]  # fmt: skip -- the list is behind, and wants headers only
-        assert [one["delta"] for one in data(found) if one["topic"] == B] == [
-            {"run": {"n": 11}, "points": []}, {"run": {"n": 12}, "points": []},
-        ]  # fmt: skip
+        ]  # the cursor of the list is older, and it gets headers only
+        assert [one["delta"] for one in data(result) if one["topic"] == B] == [
+            {"run": {"n": 11}, "points": []},
+            {"run": {"n": 12}, "points": []},
+        ]
         await reader.close()
 
     watch(work)
 
 
 @pytest.mark.processes
-def test_what_a_worker_could_not_tell_is_told_by_name(redis_url: str) -> None:
+def test_a_lost_message_triggers_a_resync_of_its_run(redis_url: str) -> None:
     async def work() -> None:
         readers = [Reader(a=""), Reader(list="")]
         for reader in readers:
@@ -188,15 +189,13 @@ def test_what_a_worker_could_not_tell_is_told_by_name(redis_url: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_beat_brings_the_place_up_to_date(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heartbeat_updates_the_cursor(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
 
     async def work() -> None:
         reader = Reader(a="")
         await reader.until('"ok":true')
-        publish(B, run={"n": 1})  # not for it
+        publish(B, run={"n": 1})  # of another topic
         await reader.until(f"id: {live_stream.latest_id()}\nevent: beat")
         await reader.close()
 
@@ -204,10 +203,8 @@ def test_a_beat_brings_the_place_up_to_date(
 
 
 @pytest.mark.processes
-def test_only_so_much_is_kept_for_those_who_come_back(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay, "KEPT", 3)
+def test_the_replay_buffer_is_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MAX_MESSAGES", 3)
     publish(A, run={"n": 0})
     cursor = live_stream.latest_id()
 
@@ -226,7 +223,7 @@ def test_only_so_much_is_kept_for_those_who_come_back(
 
 
 @pytest.mark.processes
-def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
+def test_a_trimmed_id_triggers_a_resync(redis_url: str) -> None:
     publish(A, run={"n": 1})
     cursor = live_stream.latest_id()
     for n in (2, 3):
@@ -242,9 +239,7 @@ def test_an_id_that_has_been_trimmed_away_means_resync(redis_url: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_slow_viewer_is_told_to_start_again(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_viewer_gets_a_resync(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "QUEUE_SIZE", 3)
 
     async def work() -> None:
@@ -264,19 +259,19 @@ def test_a_slow_viewer_is_told_to_start_again(
 
 
 @pytest.mark.processes
-def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
+def test_feed_events_report_missing_and_returning_workers(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else would come then."""
-    monkeypatch.setattr(feed, "LOOK_S", 0.0)
+    """Without a worker, no other events come."""
+    monkeypatch.setattr(feed, "WORKER_CHECK_S", 0.0)
     live_stream.client().set(health.HEARTBEAT, 1)
 
     async def work() -> None:
         reader = Reader(a="")
-        (said,) = data(await reader.until('"ok":true'), "feed")
-        assert said == {"ok": True, "silent_since": "1970-01-01T00:00:01+00:00"}
+        (output,) = data(await reader.until('"ok":true'), "feed")
+        assert output == {"ok": True, "silent_since": "1970-01-01T00:00:01+00:00"}
         health.beat()
-        publish(A, run={"id": A})  # the reader looks after each answer
+        publish(A, run={"id": A})  # the reader checks after each response
         frames = await reader.until("silent_since")
         assert data(frames, "feed")[-1] == {"ok": True, "silent_since": None}
         late = Reader(b="")
@@ -291,20 +286,20 @@ def test_pages_are_told_when_no_worker_is_at_work_and_when_one_is_again(
     watch(work)
 
 
-def test_without_redis_the_page_is_told_so(settings: Any) -> None:
+def test_feed_events_report_a_redis_outage(settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
 
     async def work() -> None:
         reader = Reader(a="5-0")
         frames = await reader.until('"ok":false')
         assert not deltas(frames)
-        assert data(frames, "resync") == [{}]  # what was missed cannot be told
+        assert data(frames, "resync") == [{}]  # missed messages cannot be replayed
         await reader.close()
 
     watch(work)
 
 
-def test_an_idle_stream_has_a_heart_beat(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_heartbeats(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     monkeypatch.setattr(feed, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(feed, "RETRY_S", 60)
@@ -318,7 +313,7 @@ def test_an_idle_stream_has_a_heart_beat(settings: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.processes
-def test_the_reader_ends_with_the_last_viewer(
+def test_the_reader_stops_with_the_last_viewer(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "BLOCK_MS", 100)
@@ -339,5 +334,5 @@ def test_the_reader_ends_with_the_last_viewer(
 
 
 @pytest.mark.parametrize("text", ["", "x", "5", "5-1", "5-x", "-", "5-1-1"])
-def test_what_is_an_id(text: str) -> None:
+def test_valid_stream_ids(text: str) -> None:
     assert replay.is_stream_id(text) == (text in ("5", "5-1"))

@@ -1,4 +1,4 @@
-"""How many live streams one user and one session can have."""
+"""Limits of live streams per user and per session."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tests.dashboard.streaming import watch
 
 
 @pytest.mark.django_db(transaction=True)
-def test_more_streams_than_a_session_can_have_are_refused(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_per_session_are_limited(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     monkeypatch.setattr(feed, "PER_SESSION", 2)
     client, other = AsyncClient(), AsyncClient()
@@ -25,32 +23,32 @@ def test_more_streams_than_a_session_can_have_are_refused(
     client.force_login(user)
     other.force_login(user)
 
-    async def begun(by: AsyncClient) -> Any:
-        answer = await by.get("/stream")
-        if answer.status_code == 200:
-            frames = aiter(answer.streaming_content)
+    async def started(by: AsyncClient) -> Any:
+        response = await by.get("/stream")
+        if response.status_code == 200:
+            frames = aiter(response.streaming_content)
             assert b"retry" in await anext(frames)
             return frames
-        assert answer["Retry-After"]
-        assert b"expected fewer live streams" in answer.content
-        return answer.status_code
+        assert response["Retry-After"]
+        assert b"expected fewer live streams" in response.content
+        return response.status_code
 
     async def left(streams: int) -> None:
-        """The stream is closed with the response's own iterator, which the collector ends here.
-        A server cancels it while it waits."""
+        """Close the stream with the response's iterator, which garbage collection ends here. A
+        server cancels it while it waits."""
         while feed.feed().open[f"user {user.pk}"] > streams:
             gc.collect()
             await asyncio.sleep(0.01)
 
     async def work() -> None:
-        first, second = await begun(client), await begun(client)
-        assert await begun(client) == 429
-        third = await begun(other)  # another browser of the same user
+        first, second = await started(client), await started(client)
+        assert await started(client) == 429
+        third = await started(other)  # another browser of the same user
         monkeypatch.setattr(feed, "PER_USER", 3)
-        assert await begun(other) == 429
+        assert await started(other) == 429
         await first.aclose()
         await left(2)
-        fourth = await begun(client)
+        fourth = await started(client)
         for frames in (second, third, fourth):
             await frames.aclose()
         await left(0)

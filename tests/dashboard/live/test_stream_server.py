@@ -1,4 +1,4 @@
-"""Live streams as uvicorn serves them: what a viewer costs, and who is let in."""
+"""Live streams served by uvicorn: cost of a viewer, and authentication."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import re
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from dashboard.server import commands
+from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
 from tests.stack import REPOSITORY, stack_env
 
@@ -37,8 +37,8 @@ def sign_in(user):
     session[HASH_SESSION_KEY] = user.get_session_auth_hash()
     session.create()
     return session.session_key
-nobody = get_user_model().objects.create_user("nobody")
-print(run.pk, sign_in(seed.user("vera", "viewer")), sign_in(nobody))
+no_role = get_user_model().objects.create_user("no_role")
+print(run.pk, sign_in(seed.user("vera", "viewer")), sign_in(no_role))
 """
 
 
@@ -47,9 +47,10 @@ class Web:
     port: int
     pid: int
     env: dict[str, str]
+    process: DjangoProcess
     run: str
     viewer: str
-    nobody: str
+    no_role: str
 
     def get(self, path: str, session: str = "", **headers: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
@@ -58,23 +59,13 @@ class Web:
         return connection.getresponse()
 
     def publish(self, text: str) -> None:
-        code = (
+        self.process.run(
             f"from runs.live_stream import publish as p; assert p('{self.run}', {{'x': '{text}'}})"
         )
-        run_python(code, self.env)
 
     @property
     def threads(self) -> int:
         return psutil.Process(self.pid).num_threads()
-
-
-def run_python(code: str, env: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
-        cwd=REPOSITORY, env=env, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +73,23 @@ def web(valkey: str, tmp_path_factory: pytest.TempPathFactory, own_database: Non
     var = tmp_path_factory.mktemp("web")
     (port,) = free_ports(1)
     many = {f"ARCHIPELAGO_STREAMS_PER_{whose}": "1000" for whose in ("SESSION", "USER")}
-    env = {**stack_env(var), **many, "REDIS_URL": valkey}
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        cwd=REPOSITORY, env=env, check=True,
-    )  # fmt: skip
-    run, viewer, nobody = run_python(_PREPARE, env).split()
+    env = {**stack_env(var, migrated=True), **many, "REDIS_URL": valkey}
     command = [sys.executable, *commands.web(host="127.0.0.1", port=port)[1:]]
     log = var / "log"
-    with child(command, log=log, env=env, cwd=REPOSITORY) as process:
-        web = Web(port=port, pid=process.pid, env=env, run=run, viewer=viewer, nobody=nobody)
+    with (
+        contextlib.closing(DjangoProcess(env)) as beside,
+        child(command, log=log, env=env, cwd=REPOSITORY) as process,
+    ):
+        run, viewer, no_role = beside.run(_PREPARE).split()
+        web = Web(
+            port=port,
+            pid=process.pid,
+            env=env,
+            process=beside,
+            run=run,
+            viewer=viewer,
+            no_role=no_role,
+        )
 
         def answers() -> bool:
             with contextlib.suppress(OSError):
@@ -102,18 +100,18 @@ def web(valkey: str, tmp_path_factory: pytest.TempPathFactory, own_database: Non
         yield web
 
 
-def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> bytes:
-    found = b""
-    while wanted not in found:
-        line = answer.readline()
-        assert line, f"the stream ended before {wanted!r}: {found!r}"
-        found += line
-        assert found.count(b"event: beat") < 3, f"{wanted!r} does not come: {found!r}"
-    return found
+def read_until(response: http.client.HTTPResponse, wanted: bytes) -> bytes:
+    result = b""
+    while wanted not in result:
+        line = response.readline()
+        assert line, f"the stream ended before {wanted!r}: {result!r}"
+        result += line
+        assert result.count(b"event: beat") < 3, f"{wanted!r} does not come: {result!r}"
+    return result
 
 
 def connections_of(web: Web) -> list[Any]:
-    """What PostgreSQL says of the connections that the web process holds."""
+    """Connections of the web process, according to PostgreSQL."""
     import psycopg
 
     ports = {c.laddr.port for c in psutil.Process(web.pid).net_connections() if c.raddr}
@@ -130,76 +128,80 @@ def open_database_files(web: Web) -> list[str]:
     return [path for path in paths if re.search(r"archipelago\.sqlite3", path)]
 
 
-def test_a_viewer_costs_no_thread_and_holds_no_database_connection(web: Web) -> None:
-    """Pages that were answered before may have left some: what counts is that streams add none."""
+def test_a_viewer_holds_no_thread_and_no_database_connection(web: Web) -> None:
+    """Pages served before can leave connections; the test counts only what the streams add."""
     web.get("/", web.viewer).read()
     threads = web.threads
     with contextlib.ExitStack() as closing:
         answers = [web.get(f"/runs/{web.run}/stream", web.viewer) for _ in range(VIEWERS)]
-        for answer in answers:
-            closing.callback(answer.close)
-            read_until(answer, b'"ok":true')
+        for response in answers:
+            closing.callback(response.close)
+            read_until(response, b'"ok":true')
         assert web.threads < threads + 12, f"{threads} -> {web.threads} with {VIEWERS} viewers"
         if "DATABASE_URL" in web.env:
             assert connections_of(web) == []
         else:
             assert open_database_files(web) == []
-        web.publish("told")
-        for answer in answers:
-            assert b'"delta":{"x":"told"}' in read_until(answer, b"told")
+        web.publish("sent")
+        for response in answers:
+            assert b'"delta":{"x":"sent"}' in read_until(response, b"sent")
 
 
-def test_several_topics_come_over_one_stream_and_resume(web: Web) -> None:
+def test_one_stream_carries_and_resumes_several_topics(web: Web) -> None:
     path = f"/stream?topic=list:&topic={web.run}:&topic={uuid.uuid4()}:"
-    answer = web.get(path, web.viewer)
-    read_until(answer, b'"ok":true')
+    response = web.get(path, web.viewer)
+    read_until(response, b'"ok":true')
     web.publish("first")
-    found = read_until(answer, b"first").decode()
-    answer.close()
+    result = read_until(response, b"first").decode()
+    response.close()
     web.publish("second")
-    (last,) = re.findall(r"^id: (\S+)", found, re.MULTILINE)
+    (last,) = re.findall(r"^id: (\S+)", result, re.MULTILINE)
     again = web.get(path, web.viewer, **{"Last-Event-ID": last})
-    found = read_until(again, b"second").decode()
+    result = read_until(again, b"second").decode()
     again.close()
-    assert "first" not in found
-    data = found[found.index('data: {"topic"') :].splitlines()[0].removeprefix("data: ")
+    assert "first" not in result
+    data = result[result.index('data: {"topic"') :].splitlines()[0].removeprefix("data: ")
     assert json.loads(data) == {"topic": web.run, "delta": {"x": "second"}}
 
 
 @pytest.mark.parametrize("path", ["/stream", "/runs/{run}/stream"])
-def test_who_is_let_in(web: Web, path: str) -> None:
+def test_stream_authentication(web: Web, path: str) -> None:
     path = path.format(run=web.run)
     assert web.get(path).status == 401
     assert web.get(path, "made-up").status == 401
-    assert web.get(path, web.nobody).status == 403
-    answer = web.get(path, web.viewer)
-    assert answer.status == 200
-    assert answer.headers["Content-Type"] == "text/event-stream"
-    assert answer.headers["Cache-Control"] == "no-store"
+    assert web.get(path, web.no_role).status == 403
+    response = web.get(path, web.viewer)
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/event-stream"
+    assert response.headers["Cache-Control"] == "no-store"
     for name in ("Content-Security-Policy", "X-Frame-Options", "X-Content-Type-Options"):
-        assert answer.headers[name], name
-    answer.close()
+        assert response.headers[name], name
+    response.close()
+
+
+UNKNOWN = uuid.UUID(int=4 << 76 | 2 << 62 | 1)
+"""A valid id that no run has."""
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [
         ("/stream?topic=nonsense", 400),
-        ("/stream?" + "&".join(f"topic={uuid.uuid4()}" for _ in range(65)), 400),
-        (f"/stream?topic={uuid.uuid4()}", 404),
-        (f"/runs/{uuid.uuid4()}/stream", 404),
-        ("/elsewhere/stream", 404),  # of Django's own handler
+        ("/stream?" + "&".join(f"topic={uuid.UUID(int=n)}" for n in range(65)), 400),
+        (f"/stream?topic={UNKNOWN}", 404),
+        (f"/runs/{UNKNOWN}/stream", 404),
+        ("/elsewhere/stream", 404),  # from Django's own handler
     ],
 )
-def test_what_cannot_be_followed(web: Web, path: str, status: int) -> None:
+def test_invalid_topics(web: Web, path: str, status: int) -> None:
     assert web.get(path, web.viewer).status == status
 
 
-def test_another_host_is_refused(web: Web) -> None:
+def test_an_unknown_host_is_rejected(web: Web) -> None:
     assert web.get("/stream", web.viewer, Host="evil.example").status == 400
 
 
-def test_a_post_is_refused(web: Web) -> None:
+def test_post_is_rejected(web: Web) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=20)
     connection.request("POST", "/stream", headers={"Cookie": f"sessionid={web.viewer}"})
     assert connection.getresponse().status == 405

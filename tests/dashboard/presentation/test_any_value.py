@@ -1,4 +1,4 @@
-"""Formatters, tags and exports take every value that a column can hold."""
+"""Formatters, tags and exports accept every value that a column can hold."""
 
 from __future__ import annotations
 
@@ -25,24 +25,29 @@ from tests.adversarial.records import EXTREMES
 from tests.browser import seed, seed_fleet
 
 SHOWN = (
-    formats.count, formats.size, formats.loss, formats.duration, formats.age, formats.percent,
+    formats.count,
+    formats.size,
+    formats.loss,
+    formats.duration,
+    formats.age,
+    formats.percent,
     formats.money,
-)  # fmt: skip
+)
 columns = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1))
 
 
 @pytest.mark.parametrize("show", SHOWN)
 @given(value=columns)
-def test_every_number_is_shown_in_a_few_characters(show: Any, value: Any) -> None:
+def test_every_number_is_formatted_in_few_characters(show: Any, value: Any) -> None:
     assert 0 < len(show(value)) < 30
 
 
 @given(value=st.one_of(columns, st.text(), st.booleans(), st.lists(st.integers())))
-def test_exact_takes_anything(value: Any) -> None:
+def test_exact_formats_every_value(value: Any) -> None:
     assert isinstance(formats.exact(value), str)
 
 
-def test_a_loss_beyond_any_training_has_an_exponent() -> None:
+def test_a_huge_loss_is_formatted_with_an_exponent() -> None:
     assert formats.loss(-1.7e308) == "-1.70e+308"
     assert formats.percent(1e308) == "1.00e+308 x"
     assert formats.duration(1e300) == "1.00e+300 s"
@@ -57,12 +62,12 @@ def test_the_comparison_shows_every_number(of: Any, value: Any, change: Any, sha
 
 
 @given(value=st.one_of(st.none(), st.datetimes(timezones=st.timezones())))
-def test_tags_of_time_take_every_moment(value: Any) -> None:
+def test_time_tags_format_every_value(value: Any) -> None:
     assert ui.age(value)
     assert ui.moment(value)
 
 
-def test_filters_take_what_a_template_cannot_look_up() -> None:
+def test_filters_handle_missing_variables() -> None:
     for name in ("count", "size", "loss", "duration", "percent", "money"):
         template = Template(f"{{% load ui %}}{{{{ value|{name} }}}}")
         for value in (None, "", [], {}, "x", *EXTREMES):
@@ -70,7 +75,7 @@ def test_filters_take_what_a_template_cannot_look_up() -> None:
 
 
 @given(text=st.text(alphabet=st.sampled_from("=+-@\t\r\n a1|'＝＋")))
-def test_no_text_of_a_csv_begins_like_a_formula(text: str) -> None:
+def test_csv_texts_never_start_like_a_formula(text: str) -> None:
     wanted: Any = {"text": "text", "number": "float"}
     chunk = {"text": [text], "number": [-1.5]}
     written = b"".join(export_formats.write_csv(wanted, [chunk])).decode()
@@ -81,7 +86,7 @@ def test_no_text_of_a_csv_begins_like_a_formula(text: str) -> None:
 
 
 @pytest.mark.django_db
-def test_a_formula_in_a_log_is_a_text_in_the_csv() -> None:
+def test_formulas_in_logs_are_escaped_in_csv() -> None:
     run = seed.run(seed.user("owner", "operator"), committed=1, replicas=1)
     at = run.created_at
     formula = '=HYPERLINK("http://example.com")'
@@ -96,8 +101,8 @@ def test_a_formula_in_a_log_is_a_text_in_the_csv() -> None:
 
 @pytest.mark.parametrize("start", ["=1", "+1", "-1", "@a", "＝1"])
 @pytest.mark.parametrize("before", ["", " ", '"', "x;", 'x; "', "x\t", "x\r", "x\n", "x\r\n "])
-def test_no_part_of_a_cell_is_a_formula_whatever_separates_cells(before: str, start: str) -> None:
-    """OWASP: a spreadsheet whose separator is another splits a cell at it."""
+def test_csv_cells_are_safe_with_any_separator(before: str, start: str) -> None:
+    """OWASP: a spreadsheet with another separator splits a cell at it."""
     written = export_formats.csv_text(before + start)
     assert f"'{start}" in written or written.startswith("'")
     for cell in re.split(r"[;\t\r\n]", written):
@@ -105,23 +110,29 @@ def test_no_part_of_a_cell_is_a_formula_whatever_separates_cells(before: str, st
 
 
 @pytest.mark.parametrize("text", ["\tx", "\rx", "\n=1"])
-def test_a_cell_that_starts_with_a_tab_or_the_end_of_a_line_is_a_text(text: str) -> None:
+def test_csv_cells_that_start_with_whitespace_are_escaped(text: str) -> None:
     assert export_formats.csv_text(text).startswith("'")
 
 
 EXTREME_COLUMNS: tuple[dict[str, Any], ...] = (
-    {"tags": {"a": 1}}, {"tags": [1, None, ["x"]]}, {"tags": "text"}, {"tags": 5},
-    {"eval_loss": -1.7e308, "train_loss": 1.7e308}, {"eval_loss": math.inf},
-    {"cost_usd": 1e308, "budget_usd": 1e308}, {"cost_usd": -math.inf},
+    {"tags": {"a": 1}},
+    {"tags": [1, None, ["x"]]},
+    {"tags": "text"},
+    {"tags": 5},
+    {"eval_loss": -1.7e308, "train_loss": 1.7e308},
+    {"eval_loss": math.inf},
+    {"cost_usd": 1e308, "budget_usd": 1e308},
+    {"cost_usd": -math.inf},
     {"tokens": 2**63 - 1, "bytes_up": 2**63 - 1, "tokens_per_s": 5e-324},
     {"tokens_per_s": 1.7e308, "round_s": 1e308, "phase_s": {"compute": 1e308, "wait": 1e308}},
-    {"phase_s": [], "round_s": -1.0}, {"phase_s": {"compute": "x"}},
-)  # fmt: skip
+    {"phase_s": [], "round_s": -1.0},
+    {"phase_s": {"compute": "x"}},
+)
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("fields", EXTREME_COLUMNS, ids=str)
-def test_every_page_shows_a_run_with_extreme_columns(client: Any, fields: dict[str, Any]) -> None:
+def test_every_page_renders_a_run_with_extreme_values(client: Any, fields: dict[str, Any]) -> None:
     from django.utils import timezone
 
     owner = seed.user("owner", "operator")
@@ -136,7 +147,7 @@ def test_every_page_shows_a_run_with_extreme_columns(client: Any, fields: dict[s
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("handle", ["text", [1], {"data": 5}, {"backend": [], "data": []}, 7])
-def test_every_page_shows_an_attempt_whose_handle_is_no_job(client: Any, handle: Any) -> None:
+def test_every_page_renders_an_attempt_with_a_malformed_handle(client: Any, handle: Any) -> None:
     from django.utils import timezone
 
     from runs.models import ReplicaAttempt

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from dashboard.presentation import formats
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0, "0"), (9_999, "9,999"), (12_345, "12.3k"), (999_999, "1.00M"),
-     (1_966_080, "1.97M"), (59_000_000, "59.0M"), (2.5e9, "2.50B"), (math.nan, "–")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0, "0"),
+        (9_999, "9,999"),
+        (12_345, "12.3k"),
+        (999_999, "1.00M"),
+        (1_966_080, "1.97M"),
+        (59_000_000, "59.0M"),
+        (2.5e9, "2.50B"),
+        (math.nan, "–"),
+    ],
+)
 def test_count(value: float | None, text: str) -> None:
     assert formats.count(value) == text
 
@@ -28,10 +37,20 @@ def test_size(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0.031, "31 ms"), (0.25, "0.25 s"), (9.94, "9.9 s"), (9.96, "10 s"),
-     (59.6, "1m 00s"),
-     (200, "3m 20s"), (3_599.6, "1h 00m"), (7_500, "2h 05m"), (90_000, "1d 01h"), (-3, "0 ms")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0.031, "31 ms"),
+        (0.25, "0.25 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1m 00s"),
+        (200, "3m 20s"),
+        (3_599.6, "1h 00m"),
+        (7_500, "2h 05m"),
+        (90_000, "1d 01h"),
+        (-3, "0 ms"),
+    ],
+)
 def test_duration(value: float | None, text: str) -> None:
     assert formats.duration(value) == text
 
@@ -46,6 +65,11 @@ def test_loss(value: float | None, text: str) -> None:
 
 def test_age_and_percent() -> None:
     assert [formats.age(s) for s in (0, 12, 61, 3_700, 90_000, None)] == [
-        "now", "12 s", "1 min", "1 h", "1 d", "–",
-    ]  # fmt: skip
+        "now",
+        "12 s",
+        "1 min",
+        "1 h",
+        "1 d",
+        "–",
+    ]
     assert [formats.percent(v) for v in (0.881, 0.031, 1.0, None)] == ["88%", "3.1%", "100%", "–"]

@@ -32,13 +32,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_says_all_there_is_and_a_dash_for_what_is_unknown() -> None:
+def test_the_line_has_all_figures_and_dashes_for_unknown_ones() -> None:
     assert progress_line(header(), now=NOW) == (
         "running 1:23  round 5/16  loss 2.912  eval –  12,346 tokens/s  replicas 3/4"
     )
 
 
-def test_an_ended_run_counts_no_longer() -> None:
+def test_the_clock_of_an_ended_run_stops() -> None:
     ended = header(ended_at="2026-01-01T12:00:40+00:00", tokens_per_s=None)
     line = progress_line(ended, now=NOW)
     assert line.startswith("running 0:40  ") and "– tokens/s" in line
@@ -63,19 +63,19 @@ def test_a_log_gets_a_line_per_round_and_state() -> None:
     ]
 
 
-def test_a_terminal_gets_one_line_kept_up_to_date() -> None:
+def test_a_terminal_gets_one_updated_line() -> None:
     out = Terminal()
     progress = Progress(out)
     progress.show(header(), now=NOW)
     progress.show(header(committed_rounds=6), now=NOW)
     assert "\n" not in out.getvalue()
-    progress.say("a word in between")
+    progress.log("a word in between")
     assert out.getvalue().endswith("\r\x1b[Ka word in between\n")
     progress.finish()
     assert out.getvalue().count("\n") == 1
 
 
-def test_warnings_are_told_and_news_are_not() -> None:
+def test_only_warnings_and_errors_are_printed() -> None:
     out = io.StringIO()
     Progress(out).events(
         [
@@ -87,12 +87,12 @@ def test_warnings_are_told_and_news_are_not() -> None:
     assert out.getvalue() == "warning: replica 2: lost\nerror: out of replicas\n"
 
 
-def test_a_terminal_that_was_closed_stops_nobody() -> None:
+def test_a_closed_terminal_is_ignored() -> None:
     class Closed(Terminal):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
     progress = Progress(Closed())
     progress.show(header(), now=NOW)
-    progress.say("unheard")
+    progress.log("unheard")
     progress.finish()

@@ -1,4 +1,4 @@
-"""One's own password, and how often somebody may be wrong about one."""
+"""Changing one's own password, and limits on wrong passwords."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CHANGE = {"old_password": PASSWORD, "new_password1": NEW, "new_password2": NEW}
 
 
 @pytest.fixture(autouse=True)
-def _nobody_was_wrong() -> None:
+def _no_failed_sign_ins() -> None:
     cache.clear()
 
 
 @pytest.fixture(params=["alone", "broker"])
 def counted(request: pytest.FixtureRequest, settings: Any) -> str:
-    """Failures are counted in the broker, and in the process while the broker is away."""
+    """Failures counted in the broker, and in the process without a broker."""
     if request.param == "broker":
         import redis
 
@@ -46,42 +46,42 @@ def signed_in(name: str = "olga") -> Client:
     return client
 
 
-def test_everybody_changes_their_own_and_is_signed_out_elsewhere() -> None:
+def test_a_password_change_ends_other_sessions() -> None:
     seed.user("vera", "viewer")
     here, there = signed_in("vera"), signed_in("vera")
     assert there.get("/").status_code == 200
-    answer = here.post("/account/password", CHANGE, follow=True)
-    assert "signed out everywhere else" in answer.content.decode()
+    response = here.post("/account/password", CHANGE, follow=True)
+    assert "signed out everywhere else" in response.content.decode()
     assert here.get("/").status_code == 200
     assert there.get("/")["Location"].startswith("/login")
     assert not Client().login(username="vera", password=PASSWORD)
     assert Client().login(username="vera", password=NEW)
 
 
-def test_it_is_nobody_s_without_signing_in() -> None:
+def test_the_password_page_requires_sign_in() -> None:
     seed.user("vera", "viewer")
     assert Client().get("/account/password")["Location"].startswith("/login")
     assert Client().post("/account/password", CHANGE)["Location"].startswith("/login")
 
 
 @pytest.mark.parametrize(
-    ("sent", "found"),
+    ("sent", "result"),
     [
         ({"old_password": "wrong"}, "old password was entered incorrectly"),
         ({"new_password2": "another thing"}, "didn’t match"),
         ({"new_password1": "12345", "new_password2": "12345"}, "too short"),
     ],
 )
-def test_what_is_refused_is_said_at_its_field(sent: dict[str, str], found: str) -> None:
+def test_errors_are_shown_at_their_field(sent: dict[str, str], result: str) -> None:
     seed.user("vera", "viewer")
     client = signed_in("vera")
-    answer = client.post("/account/password", CHANGE | sent)
-    assert answer.status_code == 422
-    assert found in answer.content.decode()
+    response = client.post("/account/password", CHANGE | sent)
+    assert response.status_code == 422
+    assert result in response.content.decode()
     assert Client().login(username="vera", password=PASSWORD)
 
 
-def test_an_open_screen_is_no_way_to_guess_a_password(counted: str) -> None:
+def test_wrong_old_passwords_are_throttled(counted: str) -> None:
     seed.user("vera", "viewer")
     client = signed_in("vera")
     for _ in range(throttle.PER_NAME):
@@ -90,19 +90,19 @@ def test_an_open_screen_is_no_way_to_guess_a_password(counted: str) -> None:
     assert Client().login(username="vera", password=PASSWORD)
 
 
-def test_after_many_wrong_passwords_not_even_the_right_one_is_looked_at(counted: str) -> None:
+def test_after_many_failures_no_password_is_checked(counted: str) -> None:
     seed.user("olga", "operator")
     for _ in range(throttle.PER_NAME):
         assert sign_in("wrong").status_code == 200
-    answer = sign_in(PASSWORD)
-    assert answer.status_code == 429
-    assert "Too many wrong passwords" in answer.content.decode()
+    response = sign_in(PASSWORD)
+    assert response.status_code == 429
+    assert "Too many wrong passwords" in response.content.decode()
     assert sign_in(PASSWORD, name="OLGA").status_code == 429
-    # Nobody locks somebody else out: from elsewhere it goes on.
+    # Other users are not locked out: sign-in from another address works.
     assert sign_in(PASSWORD, address="192.0.2.2").status_code == 302
 
 
-def test_the_right_password_forgives_what_was_wrong_before(counted: str) -> None:
+def test_a_successful_sign_in_resets_the_count(counted: str) -> None:
     seed.user("olga", "operator")
     for _ in range(2):
         for _ in range(throttle.PER_NAME - 1):
@@ -110,9 +110,7 @@ def test_the_right_password_forgives_what_was_wrong_before(counted: str) -> None
         assert sign_in(PASSWORD).status_code == 302
 
 
-def test_one_address_tires_whatever_the_names(
-    counted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_are_limited_per_address(counted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throttle, "PER_ADDRESS", 5)
     seed.user("olga", "operator")
     seed.user("mallory", "viewer")
@@ -123,9 +121,9 @@ def test_one_address_tires_whatever_the_names(
     assert sign_in(PASSWORD).status_code == 429
 
 
-def test_a_count_ends(counted: str, settings: Any) -> None:
+def test_a_count_expires(counted: str, settings: Any) -> None:
     if counted != "broker":
-        return  # the process' own count is ended by the cache of Django
+        return  # Django's cache expires the count of the process
     import redis
 
     throttle.refused("olga", "192.0.2.1")
@@ -135,10 +133,10 @@ def test_a_count_ends(counted: str, settings: Any) -> None:
     assert all(0 < seconds <= throttle.WINDOW_S for seconds in left)
 
 
-def test_the_administration_has_no_second_sign_in_page() -> None:
+def test_the_admin_site_uses_the_same_sign_in_page() -> None:
     seed.user("olga", "operator")
     anonymous = Client().get("/admin/", follow=True)
     assert anonymous.redirect_chain[-1][0] == "/login?next=%2Fadmin%2F"
-    answer = signed_in().get("/admin/", follow=True)
-    assert answer.status_code == 403
+    response = signed_in().get("/admin/", follow=True)
+    assert response.status_code == 403
     assert Client().post("/admin/login/", {"username": "olga", "password": "x"}).status_code == 302

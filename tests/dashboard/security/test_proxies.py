@@ -1,4 +1,4 @@
-"""The client address: the right-most hop that is no trusted proxy."""
+"""The client address: the right-most hop that is not a trusted proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.cache import cache
 
-from dashboard.checks import what_cannot_work, what_others_need
+from dashboard.checks import check_deployment, check_validity
 from dashboard.security import throttle
 from dashboard.security.proxies import TrustedProxies, client_address, parse_networks
 from tests.browser import seed
@@ -23,7 +23,7 @@ TRUSTED = parse_networks(["10.0.0.0/8", "::1"])
     [
         ("203.0.113.9", "198.51.100.1", "203.0.113.9"),  # not through a proxy
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
-        ("10.0.0.1", "1.1.1.1, 198.51.100.1", "198.51.100.1"),  # the client sent 1.1.1.1
+        ("10.0.0.1", "1.1.1.1, 198.51.100.1", "198.51.100.1"),  # the client forged 1.1.1.1
         ("10.0.0.1", "1.1.1.1, 198.51.100.1, 10.9.9.9", "198.51.100.1"),
         ("10.0.0.1", "198.51.100.1:4711", "198.51.100.1"),
         ("::1", "[2001:db8::1]:80", "2001:db8::1"),
@@ -38,7 +38,7 @@ def test_client_address(peer: str, header: str, client: str) -> None:
 
 
 def through(peer: str, *headers: tuple[bytes, bytes], trusted: Any = TRUSTED) -> dict[str, Any]:
-    """The scope that the application gets."""
+    """The scope that the application receives."""
     seen: dict[str, Any] = {}
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -49,7 +49,7 @@ def through(peer: str, *headers: tuple[bytes, bytes], trusted: Any = TRUSTED) ->
     return seen
 
 
-def test_headers_of_a_client_that_is_no_proxy_are_ignored() -> None:
+def test_headers_of_untrusted_clients_are_ignored() -> None:
     sent = [(b"x-forwarded-for", b"1.1.1.1"), (b"x-forwarded-proto", b"https")]
     scope = through("203.0.113.9", *sent)
     assert (scope["client"][0], scope["scheme"]) == ("203.0.113.9", "http")
@@ -57,34 +57,34 @@ def test_headers_of_a_client_that_is_no_proxy_are_ignored() -> None:
     assert (scope["client"][0], scope["scheme"]) == ("10.0.0.1", "http")
 
 
-def test_a_header_that_is_sent_twice_is_one_list() -> None:
+def test_repeated_headers_are_joined() -> None:
     sent = [(b"x-forwarded-for", b"1.1.1.1"), (b"x-forwarded-for", b"198.51.100.1")]
     assert through("10.0.0.1", *sent, (b"x-forwarded-proto", b"https"))["client"][0] == (
         "198.51.100.1"
     )
 
 
-def test_settings_that_trust_nothing_sensible_are_reported(settings: Any) -> None:
+def test_invalid_proxy_settings_are_reported(settings: Any) -> None:
     settings.TRUSTED_PROXIES = ["proxy.example"]
-    assert "archipelago.E006" in [message.id for message in what_cannot_work(None)]
+    assert "archipelago.E006" in [message.id for message in check_validity(None)]
     settings.TRUSTED_PROXIES = ["0.0.0.0/0"]
-    assert "archipelago.E110" in [message.id for message in what_others_need(None)]
+    assert "archipelago.E110" in [message.id for message in check_deployment(None)]
 
 
 @pytest.mark.django_db
-def test_a_rotating_forwarded_for_does_not_pass_the_throttle() -> None:
-    """The proxy appends the real address to whatever the client sent."""
+def test_forged_forwarded_for_does_not_bypass_the_throttle() -> None:
+    """The proxy appends the real address to the header of the client."""
     cache.clear()
     seed.user("olga", "operator")
     statuses = []
     for number in range(throttle.PER_NAME + 3):
         header = f"192.0.2.{number}, 198.51.100.7"
         statuses.append(sign_in("wrong", address=client_address("10.0.0.1", header, TRUSTED)))
-    assert [answer.status_code for answer in statuses[-3:]] == [429] * 3
+    assert [response.status_code for response in statuses[-3:]] == [429] * 3
 
 
 @pytest.mark.django_db
-def test_many_addresses_do_not_pass_the_limit_of_an_account(
+def test_attempts_are_limited_per_account(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache.clear()
@@ -93,13 +93,13 @@ def test_many_addresses_do_not_pass_the_limit_of_an_account(
     assert sign_in("correct horse battery", address="198.51.100.1").status_code == 302
     guesses = [sign_in("wrong", address=f"192.0.2.{n}").status_code for n in range(7)]
     assert guesses == [200] * 5 + [429] * 2
-    # The owner is not locked out where they have signed in before.
+    # The owner is not locked out on a network of an earlier sign-in.
     assert sign_in("correct horse battery", address="198.51.100.1").status_code == 302
     assert sign_in("correct horse battery", address="192.0.2.99").status_code == 429
 
 
 @pytest.mark.django_db
-def test_all_names_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_limited_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.clear()
     monkeypatch.setattr(throttle, "IN_ALL", 4)
     seed.user("olga", "operator")
@@ -108,7 +108,7 @@ def test_all_names_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.django_db
-def test_addresses_of_one_ipv6_network_count_together() -> None:
+def test_an_ipv6_network_counts_as_one_client() -> None:
     cache.clear()
     for number in range(throttle.PER_NAME):
         assert not throttle.refused("olga", f"2001:db8::{number + 1:x}")
@@ -117,8 +117,8 @@ def test_addresses_of_one_ipv6_network_count_together() -> None:
 
 
 @pytest.mark.django_db
-def test_attempts_that_run_at_the_same_time_are_counted_before_a_password_is_checked() -> None:
-    """Each attempt counts when it begins, not when it has failed."""
+def test_concurrent_attempts_are_counted_before_the_password_check() -> None:
+    """An attempt counts when it starts, not when it fails."""
     cache.clear()
-    begun = [throttle.refused("olga", "192.0.2.1") for _ in range(throttle.PER_NAME + 1)]
-    assert list(itertools.compress(begun, begun)) == [True]
+    started = [throttle.refused("olga", "192.0.2.1") for _ in range(throttle.PER_NAME + 1)]
+    assert list(itertools.compress(started, started)) == [True]

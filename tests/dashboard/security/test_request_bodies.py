@@ -1,4 +1,4 @@
-"""Every request body is bounded before anything reads it."""
+"""Every request body is limited before anything reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboard.security import request_bodies
 from dashboard.security.request_bodies import BoundedBodies
 
 
-def answer(
+def response(
     *chunks: bytes, path: str = "/login", headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> tuple[int, int]:
     """(status, bytes that the application has read)"""
@@ -41,24 +41,24 @@ def answer(
     return messages[0]["status"], read
 
 
-def test_a_body_that_announces_too_much_is_not_read() -> None:
+def test_a_too_long_announced_body_is_not_read() -> None:
     length = str(request_bodies.LIMIT_BYTES + 1).encode()
-    assert answer(b"x", headers=((b"content-length", length),)) == (413, 0)
+    assert response(b"x", headers=((b"content-length", length),)) == (413, 0)
 
 
-def test_a_body_without_a_length_ends_at_the_limit() -> None:
+def test_a_chunked_body_is_cut_off_at_the_limit() -> None:
     chunk = b"x" * 500_000
-    status, read = answer(*[chunk] * 100)
+    status, read = response(*[chunk] * 100)
     assert status == 413
     assert read <= request_bodies.LIMIT_BYTES
 
 
 @pytest.mark.parametrize("path", request_bodies.UPLOADS)
-def test_paths_that_take_an_archive_take_a_larger_one(path: str) -> None:
+def test_upload_paths_have_a_higher_limit(path: str) -> None:
     chunk = b"x" * 1_000_000
-    assert answer(*[chunk] * 20, path=path) == (200, 20_000_000)
-    assert answer(*[chunk] * 30, path=path)[0] == 413
+    assert response(*[chunk] * 20, path=path) == (200, 20_000_000)
+    assert response(*[chunk] * 30, path=path)[0] == 413
 
 
 def test_a_small_body_is_passed_on() -> None:
-    assert answer(b"name=olga", headers=((b"content-length", b"9"),)) == (200, 9)
+    assert response(b"name=olga", headers=((b"content-length", b"9"),)) == (200, 9)

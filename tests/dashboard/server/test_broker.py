@@ -12,7 +12,7 @@ from dashboard.server import broker
 from tests.servers import running_valkey
 
 
-def test_the_broker_asks_for_its_password(valkey: str) -> None:
+def test_the_broker_requires_its_password(valkey: str) -> None:
     client = redis.Redis.from_url(valkey)
     assert client.ping()
     port = client.connection_pool.connection_kwargs["port"]
@@ -21,7 +21,7 @@ def test_the_broker_asks_for_its_password(valkey: str) -> None:
         stranger.ping()
 
 
-def test_what_was_written_survives_a_restart_at_the_same_address(tmp_path: Path) -> None:
+def test_data_and_address_survive_a_restart(tmp_path: Path) -> None:
     with running_valkey(tmp_path) as first:
         redis.Redis.from_url(first).xadd("stream", {"n": 1})
     with running_valkey(tmp_path) as second:
@@ -35,7 +35,7 @@ def test_a_taken_port_is_replaced(tmp_path: Path, valkey: str) -> None:
     assert broker.prepare(tmp_path).port != taken
 
 
-def test_a_stranger_on_the_port_is_named(tmp_path: Path, valkey: str) -> None:
+def test_another_server_on_the_port_is_reported(tmp_path: Path, valkey: str) -> None:
     port = int(redis.Redis.from_url(valkey).connection_pool.connection_kwargs["port"])
     with pytest.raises(broker.BrokerError, match="another server listens"):
         broker.Broker(folder=tmp_path, port=port, password="wrong").ready()
@@ -47,7 +47,7 @@ def test_the_password_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 
-def test_a_broker_of_ones_own_is_checked_without_telling_its_password(valkey: str) -> None:
+def test_the_check_of_an_external_broker_hides_its_password(valkey: str) -> None:
     broker.check(valkey)
     port = redis.Redis.from_url(valkey).connection_pool.connection_kwargs["port"]
     for url in (f"redis://:wrong@127.0.0.1:{port}/0", "redis://:wrong@127.0.0.1:1/0", "smoke://x"):

@@ -15,7 +15,7 @@ from tests.servers import wait_until
 
 pytestmark = pytest.mark.processes
 
-# Says who it and its own child are, then waits; the child does not listen to SIGTERM.
+# Prints its pid and that of its own child, then waits; the child ignores SIGTERM.
 _PARENT = """
 import subprocess, sys, time
 inner = subprocess.Popen([sys.executable, "-c",
@@ -38,7 +38,7 @@ def make(tmp_path: Path, code: str) -> Child:
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[tuple[Child, int]]:
-    """A child, and the process id of what that has started."""
+    """A child, and the pid of its own child."""
     child = make(tmp_path, _PARENT)
     child.start()
     wait_until(lambda: child.log.read_text().count("\n") == 2, "its first words")
@@ -54,22 +54,22 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_its_end_and_last_words_are_seen(tmp_path: Path) -> None:
+def test_exit_code_and_log_tail(tmp_path: Path) -> None:
     child = make(tmp_path, "print(*range(9), sep='\\n'); raise SystemExit(3)")
     child.start()
     assert child.wait(60)
     assert child.ended() == 3
-    assert child.last_words(2) == "7\n8"
+    assert child.log_tail(2) == "7\n8"
 
 
-def test_killing_it_ends_what_it_started(family: tuple[Child, int]) -> None:
+def test_kill_ends_the_process_group(family: tuple[Child, int]) -> None:
     child, inner = family
     child.kill()
     wait_until(lambda: is_gone(inner), "the grandchild's end")
     assert child.ended() == -signal.SIGKILL
 
 
-def test_what_a_dead_child_started_does_not_live_on(family: tuple[Child, int]) -> None:
+def test_descendants_of_an_exited_child_are_killed(family: tuple[Child, int]) -> None:
     child, inner = family
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
@@ -77,8 +77,8 @@ def test_what_a_dead_child_started_does_not_live_on(family: tuple[Child, int]) -
     wait_until(lambda: is_gone(inner), "the grandchild's end")
 
 
-def test_asking_it_to_end_does_not_reach_what_it_started(family: tuple[Child, int]) -> None:
-    """Celery's and uvicorn's own shutdown must not be disturbed by signals to their workers."""
+def test_terminate_only_signals_the_child(family: tuple[Child, int]) -> None:
+    """Celery and uvicorn shut down their workers themselves, so these must get no signal."""
     child, inner = family
     child.terminate()
     assert child.wait(60)
@@ -86,16 +86,16 @@ def test_asking_it_to_end_does_not_reach_what_it_started(family: tuple[Child, in
     wait_until(lambda: is_gone(inner), "the grandchild's end")
 
 
-def test_a_missing_program_says_so_in_the_log(tmp_path: Path) -> None:
+def test_a_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     child = make(tmp_path, "")
     child.command = ["no-such-program-here"]
     child.start()
     assert child.wait(60)
     assert child.ended() == 1
-    assert "cannot start no-such-program-here: No such file" in child.last_words()
+    assert "cannot start no-such-program-here: No such file" in child.log_tail()
 
 
-def test_a_huge_log_is_put_aside(tmp_path: Path) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     child = make(tmp_path, "")
     child.log.parent.mkdir()
     with child.log.open("wb") as file:
@@ -107,9 +107,9 @@ def test_a_huge_log_is_put_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a parent's death"
+    not sys.platform.startswith("linux"), reason="only Linux signals the death of a parent"
 )
-def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     repository = Path(__file__).resolve().parents[3]
     code = (
         "import os, sys, time; from pathlib import Path\n"

@@ -1,5 +1,5 @@
-"""The demo command around a server and a run that are only played; the real ones are in
-``test_supervisor.py`` and ``tests/e2e``."""
+"""The demo command with a simulated server and run; ``test_supervisor.py`` and ``tests/e2e`` use
+real ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from runs.states import RunState
 pytestmark = pytest.mark.django_db
 
 
-class PlayedServer:
-    """Does what it is told at each wait, and is asked to stop when there is nothing left."""
+class FakeServer:
+    """Performs one scripted action per wait, and is stopped when none is left."""
 
     address = "http://127.0.0.1:8000/"
     var = Path("/state")
@@ -32,7 +32,7 @@ class PlayedServer:
         self.stopping = False
         self.left = False
 
-    def __enter__(self) -> PlayedServer:
+    def __enter__(self) -> FakeServer:
         return self
 
     def __exit__(
@@ -53,10 +53,10 @@ class PlayedServer:
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PlayedServer]:
-    def play(*acts: Callable[[], Any]) -> PlayedServer:
-        server = PlayedServer(list(acts))
-        monkeypatch.setattr(demo, "supervisor", lambda options, say: server)
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeServer]:
+    def play(*acts: Callable[[], Any]) -> FakeServer:
+        server = FakeServer(list(acts))
+        monkeypatch.setattr(demo, "supervisor", lambda options, report: server)
         return server
 
     return play
@@ -72,38 +72,38 @@ def end(state: RunState, reason: str = "", **values: Any) -> Callable[[], Any]:
     return act
 
 
-def test_a_run_that_succeeds_ends_it_with_status_0(
-    play: Callable[..., PlayedServer], capsys: pytest.CaptureFixture[str]
+def test_a_successful_run_exits_with_status_0(
+    play: Callable[..., FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = play(lambda: None, end(RunState.SUCCEEDED, eval_loss=1.5, committed_rounds=16))
     call_command("demo", "--exit")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     run = Run.objects.get()
     assert server.left and not server.stopping
-    assert f"watch the run at http://127.0.0.1:8000/runs/{run.pk}/" in said
-    assert "1.500 nats per byte" in said
-    assert f"diloco.generate {run.rendezvous}" in said
+    assert f"watch the run at http://127.0.0.1:8000/runs/{run.pk}/" in output
+    assert "1.500 nats per byte" in output
+    assert f"diloco.generate {run.rendezvous}" in output
 
 
-def test_a_run_that_fails_ends_it_with_status_1_and_says_why(
-    play: Callable[..., PlayedServer], capsys: pytest.CaptureFixture[str]
+def test_a_failed_run_exits_with_status_1_and_the_reason(
+    play: Callable[..., FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(end(RunState.FAILED, "every replica ended with an error"))
     with pytest.raises(SystemExit) as left:
         call_command("demo", "--exit")
     assert left.value.code == 1
-    assert "the run failed: every replica ended with an error" in capsys.readouterr().out
+    assert "run failed: every replica ended with an error" in capsys.readouterr().out
 
 
-def test_an_interrupt_before_the_end_is_no_success(play: Callable[..., PlayedServer]) -> None:
+def test_an_interrupt_exits_with_status_1(play: Callable[..., FakeServer]) -> None:
     play()
     with pytest.raises(SystemExit) as left:
         call_command("demo", "--exit")
     assert left.value.code == 1
 
 
-def test_without_exit_it_serves_on_until_it_is_stopped(
-    play: Callable[..., PlayedServer], capsys: pytest.CaptureFixture[str]
+def test_without_exit_the_server_keeps_running(
+    play: Callable[..., FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = play(end(RunState.FAILED), lambda: None, lambda: None)
     call_command("demo")
@@ -111,13 +111,13 @@ def test_without_exit_it_serves_on_until_it_is_stopped(
     assert "still serving http://127.0.0.1:8000/" in capsys.readouterr().out
 
 
-def test_the_password_is_told_once_works_and_is_kept_nowhere(
-    play: Callable[..., PlayedServer], capsys: pytest.CaptureFixture[str]
+def test_the_password_is_shown_once_and_not_stored(
+    play: Callable[..., FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     play()
     call_command("demo")
-    said = capsys.readouterr().out
-    password = said.split("with password ")[1].split()[0]
+    output = capsys.readouterr().out
+    password = output.split("with password ")[1].split()[0]
     user = User.objects.get(username="demo")
     assert user.check_password(password) and password not in user.password
     assert user.is_superuser
@@ -127,7 +127,7 @@ def test_the_password_is_told_once_works_and_is_kept_nowhere(
     assert User.objects.get(username="demo").check_password(password)
 
 
-def test_an_unfinished_demo_run_is_stopped_first(play: Callable[..., PlayedServer]) -> None:
+def test_an_unfinished_demo_run_is_stopped_first(play: Callable[..., FakeServer]) -> None:
     play()
     call_command("demo")
     first = Run.objects.get()
@@ -138,10 +138,10 @@ def test_an_unfinished_demo_run_is_stopped_first(play: Callable[..., PlayedServe
     assert Run.objects.exclude(pk=first.pk).get().state == RunState.QUEUED
 
 
-def test_what_keeps_the_server_from_starting_is_one_line(
+def test_a_start_failure_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(options: Any, say: Any) -> None:
+    def refuse(options: Any, report: Any) -> None:
         raise SupervisorError("port 8000 on 127.0.0.1 is in use")
 
     monkeypatch.setattr(demo, "supervisor", refuse)

@@ -1,4 +1,4 @@
-"""Beat ticks by a clock that is never set."""
+"""Beat uses a monotonic clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dashboard.server.scheduler import MonotonicScheduler
 
 
 class Ticker(MonotonicScheduler):
-    """Notes what it would send."""
+    """Records what it would send."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -33,7 +33,7 @@ class Ticker(MonotonicScheduler):
             self.at += max(self.tick(), 0.001)
 
 
-def test_every_entry_is_sent_by_its_interval() -> None:
+def test_every_entry_is_sent_at_its_interval() -> None:
     ticker = Ticker()
     ticker.run_for(30.0)
     counts = {name: ticker.sent.count(name) for name in app.conf.beat_schedule}
@@ -42,7 +42,9 @@ def test_every_entry_is_sent_by_its_interval() -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_ticks_go_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+def test_ticks_continue_when_the_wall_clock_changes(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     ticker = Ticker()
     ticker.run_for(5.0)
     ticker.sent.clear()
@@ -53,7 +55,7 @@ def test_ticks_go_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch, hour
     assert ticker.sent.count("webhooks") == 2
 
 
-def test_a_machine_that_slept_sends_each_task_once() -> None:
+def test_after_a_suspend_each_task_is_sent_once() -> None:
     ticker = Ticker()
     ticker.run_for(5.0)
     ticker.sent.clear()

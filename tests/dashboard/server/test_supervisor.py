@@ -1,4 +1,4 @@
-"""The supervisor as a person meets it: ``manage.py serve`` in a folder of its own."""
+"""The supervisor: ``manage.py serve`` in a separate state folder."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ from tests.stack import REPOSITORY, running_stack, stack_env
 if TYPE_CHECKING:
     from tests.stack import LiveStack
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_database")]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.slow(minutes=2),
+    pytest.mark.usefixtures("own_database"),
+]
 
 
 def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """A ``serve`` that must refuse to start."""
+    """A ``serve`` whose start must fail."""
     return subprocess.run(
         [sys.executable, "manage.py", "serve", *args],
         cwd=REPOSITORY,
@@ -42,21 +46,25 @@ def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 WORDS = {
-    "/valkey-server": "broker", "control@": "control", "ingest@": "ingest", "celery@": "worker",
-    " beat ": "beat", "uvicorn": "web",
-}  # fmt: skip
+    "/valkey-server": "broker",
+    "control@": "control",
+    "ingest@": "ingest",
+    "celery@": "worker",
+    " beat ": "beat",
+    "uvicorn": "web",
+}
 
 
 def services_of(stack: LiveStack) -> dict[str, psutil.Process]:
-    found = {}
+    result = {}
     for process in psutil.Process(stack.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie has no command line
             line = " ".join(process.cmdline())
-            found.update({name: process for word, name in WORDS.items() if word in line})
-    return found
+            result.update({name: process for word, name in WORDS.items() if word in line})
+    return result
 
 
-def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = serve(tmp_path / "var", "--port", str(port))
@@ -66,7 +74,7 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_port_that_is_no_port_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_invalid_port_is_reported_in_one_line(tmp_path: Path) -> None:
     done = serve(tmp_path / "var", "--port", "http")
     assert (done.returncode, done.stderr) == (
         1,
@@ -74,7 +82,7 @@ def test_a_port_that_is_no_port_is_one_clear_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_state_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_unusable_state_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = serve(tmp_path / "file" / "var")
     assert done.returncode == 1
@@ -82,7 +90,7 @@ def test_a_state_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_refused_with_numbers(
+def test_a_full_disk_is_reported_with_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "free_bytes", lambda folder: 1_000_000)
@@ -90,20 +98,20 @@ def test_a_full_disk_is_refused_with_numbers(
         check_state_folder(tmp_path)
 
 
-def test_a_second_supervisor_on_the_same_state_is_refused(live_stack: LiveStack) -> None:
+def test_a_second_supervisor_of_a_state_folder_is_rejected(live_stack: LiveStack) -> None:
     done = serve(live_stack.var, "--port", str(free_ports(1)[0]))
     assert done.returncode == 1
     assert done.stderr == (
-        f"archipelago: process {live_stack.pid} serves {live_stack.var} already; stop it, "
+        f"archipelago: process {live_stack.pid} already serves {live_stack.var}; stop it, "
         "or set ARCHIPELAGO_VAR to another folder\n"
     )
 
 
-def test_a_service_that_keeps_ending_ends_the_server_with_its_last_words(
+def test_a_service_that_keeps_exiting_stops_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    running = Supervisor(host="127.0.0.1", port=1, say=said.append)
+    output: list[str] = []
+    running = Supervisor(host="127.0.0.1", port=1, report=output.append)
     child = Child(
         name="worker",
         command=["python", "-c", "raise SystemExit('no such luck')"],
@@ -113,11 +121,11 @@ def test_a_service_that_keeps_ending_ends_the_server_with_its_last_words(
     )
     child.start()
     running.children.append(child)
-    with pytest.raises(SupervisorError, match=r"worker keeps ending \(exit code 1\)[^$]*luck"):
+    with pytest.raises(SupervisorError, match=r"worker keeps exiting \(exit code 1\)[^$]*luck"):
         for _ in range(20):
             child.wait(60)
             running.check()
-    assert len(said) == supervisor.RESTARTS
+    assert len(output) == supervisor.RESTARTS
 
 
 @pytest.fixture
@@ -132,7 +140,7 @@ def local(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
 
 
 def launch(executor: LocalProcessExecutor) -> ReplicaHandle:
-    """A replica as the worker launches one."""
+    """A replica launched as a worker launches it."""
     (handle,) = executor.launch_replicas(1, "http.server", {"args": ["--bind=127.0.0.1", "0"]})
     return handle
 
@@ -148,7 +156,7 @@ def launch(executor: LocalProcessExecutor) -> ReplicaHandle:
     ],
     ids=["it computes", "it logs", "it rests for a while", "it is stuck", "it never comes up"],
 )
-def test_a_child_may_take_its_time_as_long_as_it_makes_progress(
+def test_a_slow_start_is_allowed_while_the_child_makes_progress(
     figures: list[tuple[float, int]], expected: str
 ) -> None:
     wait = StartWait(now=0.0)
@@ -162,7 +170,7 @@ def test_a_slow_start_is_reported_every_few_seconds() -> None:
     assert [second for second in range(17) if wait.reports(float(second))] == [5, 10, 15]
 
 
-def test_activity_counts_processor_time_of_the_child_and_its_log(tmp_path: Path) -> None:
+def test_activity_is_cpu_time_and_log_size(tmp_path: Path) -> None:
     log = tmp_path / "busy.log"
     code = (
         "import time\nwhile time.process_time() < 0.5: pass\n"
@@ -181,33 +189,39 @@ def test_activity_counts_processor_time_of_the_child_and_its_log(tmp_path: Path)
     assert seen[0] >= 0.4 and seen[1] > 0
 
 
-def test_a_child_that_is_stuck_ends_the_start_and_the_message_has_its_log(
+def test_a_stuck_child_fails_the_start_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[str] = []
-    running = Supervisor(host="127.0.0.1", port=1, say=reported.append)
+    running = Supervisor(host="127.0.0.1", port=1, report=reported.append)
     child = Child(
-        name="web", command=["python", "-c", "input()"], log=tmp_path / "web.log", env={},
+        name="web",
+        command=["python", "-c", "input()"],
+        log=tmp_path / "web.log",
+        env={},
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     running.children.append(child)
     monkeypatch.setattr(supervisor, "IDLE_S", 0.2)
     monkeypatch.setattr(supervisor, "REPORT_S", 0.05)
     with pytest.raises(SupervisorError, match=r"web did not start, it has used no processor time"):
-        running._wait_until(lambda: False, "the web server to answer")
-    assert reported[0].startswith("waiting for the web server to answer")
+        running._wait_until(lambda: False, "the web server")
+    assert reported[0].startswith("waiting for the web server")
     assert str(child.log) in reported[0]
 
 
-def test_while_the_disk_is_full_a_child_is_started_again_without_end(
+def test_on_a_full_disk_a_child_is_restarted_until_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[str] = []
-    running = Supervisor(host="127.0.0.1", port=1, say=reported.append)
+    running = Supervisor(host="127.0.0.1", port=1, report=reported.append)
     child = Child(
-        name="worker", command=["python", "-c", ""], log=tmp_path / "worker.log", env={},
+        name="worker",
+        command=["python", "-c", ""],
+        log=tmp_path / "worker.log",
+        env={},
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     child.start()
     running.children.append(child)
     monkeypatch.setattr(supervisor, "RETRY_S", 0.0)
@@ -221,11 +235,11 @@ def test_while_the_disk_is_full_a_child_is_started_again_without_end(
     free[0] = 10**9
     assert child.wait(60)
     running.check()
-    assert "starting it again" in reported[1]
+    assert "restarting it" in reported[1]
     child.wait(60)
 
 
-def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: LiveStack) -> None:
+def test_a_database_of_a_newer_version_is_rejected(tmp_path: Path, live_stack: LiveStack) -> None:
     applied = (
         "from django.db.migrations.recorder import MigrationRecorder as R\n"
         "from django.db import connection\n"
@@ -234,7 +248,7 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: Li
     try:
         done = live_stack.python(
             "from dashboard.server.supervisor import Supervisor\n"
-            "try: Supervisor(host='127.0.0.1', port=1, say=print)._migrate()\n"
+            "try: Supervisor(host='127.0.0.1', port=1, report=print)._migrate()\n"
             "except Exception as error: print(type(error).__name__, error)"
         )
         ready = live_stack.python(
@@ -248,18 +262,21 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, live_stack: Li
 
 
 def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
-    def all_gone() -> bool:
-        return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    def runs(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
-    wait_until(all_gone, "the end of every service")
+    wait_until(lambda: not any(map(runs, processes)), "the end of every service")
 
 
-def test_killed_services_come_back_and_an_interrupt_ends_what_this_server_started(
+def test_killed_services_restart_and_an_interrupt_stops_all(
     tmp_path: Path, local: LocalProcessExecutor
 ) -> None:
     earlier = launch(local)
     with running_stack(tmp_path) as stack:
-        assert "found 1 local replicas of an earlier server" in stack.said()
+        assert "found 1 local replicas of an earlier server" in stack.output()
         own = launch(local)
         before = services_of(stack)
         assert set(before) == {"broker", "control", "ingest", "worker", "beat", "web"}
@@ -267,48 +284,48 @@ def test_killed_services_come_back_and_an_interrupt_ends_what_this_server_starte
             before[name].kill()
         wait_until(
             lambda: not set(services_of(stack).values()) & {before["worker"], before["broker"]},
-            "the end of what was killed",
+            "the end of the killed services",
         )
         wait_until(lambda: set(services_of(stack)) == set(before), "new ones")
-        assert "worker ended (exit code -9); starting it again" in stack.said()
-        everybody = psutil.Process(stack.pid).children(recursive=True)
+        assert "worker exited (exit code -9); restarting it" in stack.output()
+        processes = psutil.Process(stack.pid).children(recursive=True)
         os.kill(stack.pid, signal.SIGINT)
-        wait_for_the_end_of(everybody)
+        wait_for_the_end_of(processes)
         wait_until(lambda: local.live() == [earlier], "the end of the own local replica")
     assert local.poll([own])[0].cause is Cause.CANCELLED
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a parent's death"
+    not sys.platform.startswith("linux"), reason="only Linux signals the death of a parent"
 )
-def test_no_service_outlives_a_killed_supervisor_but_replicas_train_on(
+def test_services_end_with_a_killed_supervisor_and_replicas_continue(
     tmp_path: Path, local: LocalProcessExecutor
 ) -> None:
     with running_stack(tmp_path) as stack:
         handle = launch(local)
-        everybody = psutil.Process(stack.pid).children(recursive=True)
-        assert len(everybody) > 4
+        processes = psutil.Process(stack.pid).children(recursive=True)
+        assert len(processes) > 4
         os.kill(stack.pid, signal.SIGKILL)
-        wait_for_the_end_of(everybody)
+        wait_for_the_end_of(processes)
         assert local.live() == [handle]
 
 
-def test_a_server_that_cannot_start_ends_no_local_replica(
+def test_a_failed_start_ends_no_local_replica(
     tmp_path: Path, local: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.VAR_DIR, settings.DEPLOYMENT = tmp_path, "tested"
     handle = launch(local)
     reported: list[str] = []
-    running = Supervisor(host="127.0.0.1", port=free_ports(1)[0], say=reported.append)
+    running = Supervisor(host="127.0.0.1", port=free_ports(1)[0], report=reported.append)
 
     def fail() -> None:
-        launch(local)  # its own replicas go on as well: an error of the server is not theirs
-        raise SupervisorError("the worker keeps ending")
+        launch(local)  # its own replicas continue too: the server's error does not affect them
+        raise SupervisorError("the worker keeps exiting")
 
     monkeypatch.setattr(running, "_start_broker", fail)
     monkeypatch.delenv("REDIS_URL")
-    with pytest.raises(SupervisorError, match="keeps ending"), running:
+    with pytest.raises(SupervisorError, match="keeps exiting"), running:
         running.start()
     assert handle in local.live() and len(local.live()) == 2
-    assert reported[-1] == "2 local replicas go on training; the next start finds them again"
+    assert reported[-1] == "2 local replicas keep training; the next start finds them again"

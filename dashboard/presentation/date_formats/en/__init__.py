@@ -1,1 +1,1 @@
-"""English is the one language there is."""
+"""Formats for English, the only language."""

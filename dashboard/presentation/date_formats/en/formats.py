@@ -1,4 +1,4 @@
-"""Django's names for them."""
+"""Date formats under the names that Django reads."""
 
 DATE_FORMAT = "Y-m-d"
 DATETIME_FORMAT = "Y-m-d H:i:s"

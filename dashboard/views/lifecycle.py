@@ -1,5 +1,5 @@
-"""What an operator does with a run as a whole: pause, resume, save, stop, describe, archive,
-delete. Each action is a POST and leads back to the run with what came of it."""
+"""Actions of an operator on a whole run: pause, resume, save, stop, describe, archive, delete. Each
+is a POST that redirects to the run page with a message."""
 
 from __future__ import annotations
 
@@ -13,72 +13,62 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.views.access import run_to_operate
+from dashboard.views.access import act, run_to_operate, signed_in
 from runs.actions import deletion, lifecycle, replicas_and_pools
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.models import Run
 
 
 def _act(
     request: HttpRequest, run_id: Any, action: Callable[[Run, User], bool], done: str
 ) -> HttpResponse:
-    run = run_to_operate(request, run_id)
-    assert isinstance(request.user, User)
-    try:
-        changed = action(run, request.user)
-    except CannotDo as error:
-        messages.error(request, f"{run.name}: {error}.")
-    else:
-        if changed:
-            messages.success(request, f"{run.name}: {done}.")
-        else:
-            messages.info(request, f"{run.name} is {run.state}; nothing was left to do.")
+    run, user = run_to_operate(request, run_id), signed_in(request)
+    act(request, run, run.name, lambda: action(run, user), done)
     return redirect("run", run_id=run.pk)
 
 
 @require_POST
 def stop(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``force`` ends its jobs now; else it ends at its newest committed round."""
-    run = run_to_operate(request, run_id)
-    assert isinstance(request.user, User)
+    """Stop the run at its newest committed round; ``force`` ends its jobs immediately."""
+    run, user = run_to_operate(request, run_id), signed_in(request)
     if request.POST.get("force"):
-        stopped = lifecycle.force_stop(run, actor=request.user)
+        stopped = lifecycle.force_stop(run, actor=user)
     else:
-        stopped = replicas_and_pools.request_stop(run, actor=request.user)
+        stopped = replicas_and_pools.request_stop(run, actor=user)
     if not stopped:
-        messages.info(request, f"{run.name} was already {run.state}; nothing was left to stop.")
+        messages.info(request, f"{run.name} is already {run.state}.")
     return redirect("run", run_id=run.pk)
 
 
 @require_POST
 def pause(request: HttpRequest, run_id: Any) -> HttpResponse:
-    words = "its replicas save and leave, then it costs nothing until you resume it"
-    return _act(request, run_id, lambda run, user: lifecycle.pause(run, actor=user), words)
+    done = "pausing; it costs nothing once its replicas have saved and exited"
+    return _act(request, run_id, lambda run, user: lifecycle.pause(run, actor=user), done)
 
 
 @require_POST
 def resume(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """Of a run that is paused, or over without final weights."""
-    words = "its replicas are launched again"
-    return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user), words)
+    """Resume a run that is paused, or that ended without final weights."""
+    done = "resuming; its replicas are being launched"
+    return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user), done)
 
 
 @require_POST
 def save(request: HttpRequest, run_id: Any) -> HttpResponse:
-    words = "the next round that is committed is saved as a checkpoint"
-    return _act(request, run_id, lambda run, user: lifecycle.save(run, actor=user), words)
+    done = "the next committed round will be saved as a checkpoint"
+    return _act(request, run_id, lambda run, user: lifecycle.save(run, actor=user), done)
 
 
 @require_POST
 def archive(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """``archived`` empty takes it into lists again."""
+    """Archive the run; an empty ``archived`` restores it."""
     archived = bool(request.POST.get("archived"))
-    words = "it is left out of lists" if archived else "it is in lists again"
+    done = "archived; lists hide it" if archived else "restored to the list"
     return _act(
         request,
         run_id,
         lambda run, user: lifecycle.archive(run, actor=user, archived=archived),
-        words,
+        done,
     )
 
 
@@ -90,25 +80,24 @@ def describe(request: HttpRequest, run_id: Any) -> HttpResponse:
         request,
         run_id,
         lambda run, user: lifecycle.describe(run, notes=notes, tags=tags, actor=user),
-        "notes and tags are kept",
+        "notes and tags saved",
     )
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def delete(request: HttpRequest, run_id: Any) -> HttpResponse:
-    """A page of its own, on which the run's name is typed."""
-    run = run_to_operate(request, run_id)
-    assert isinstance(request.user, User)
+    """The confirmation page, which asks for the run's name, and the deletion."""
+    run, user = run_to_operate(request, run_id), signed_in(request)
     typed, objects = request.POST.get("name", ""), bool(request.POST.get("objects"))
     context: dict[str, Any] = {"run": run, "typed": typed, "objects": objects, "error": ""}
     if request.method == "POST":
         try:
-            lifecycle.delete(run, actor=request.user, name=typed, objects=objects)
-        except CannotDo as error:
+            lifecycle.delete(run, actor=user, name=typed, objects=objects)
+        except ActionRefused as error:
             context |= {"error": str(error), "plan": deletion.plan_deletion(run)}
             return render(request, "runs/delete.html", context, status=422)
-        messages.success(request, f"{run.name} is being deleted.")
+        messages.success(request, f"Deleting {run.name}.")
         return redirect("runs")
     context["plan"] = deletion.plan_deletion(run)
     return render(request, "runs/delete.html", context)

@@ -1,4 +1,4 @@
-"""What an operator does with a run from its page: the buttons, what they say, and the forms."""
+"""Lifecycle actions on the run page: buttons, messages and forms."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from django.urls import reverse
 from dashboard.forms import RunForm
 from runs.models import Checkpoint, Run
 from tests.browser import seed
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def run(client: Client) -> Run:
-    olga = seed.user("owner", "operator")
-    client.force_login(olga)
-    return seed.run(olga, committed=2, replicas=2)
+    operator_user = seed.user("owner", "operator")
+    client.force_login(operator_user)
+    return seed.run(operator_user, committed=2, replicas=2)
 
 
 def post(client: Client, run: Run, what: str, **body: Any) -> str:
-    answer = client.post(reverse(f"run-{what}", args=[run.pk]), body, follow=True)
+    response = client.post(reverse(f"run-{what}", args=[run.pk]), body, follow=True)
     run.refresh_from_db()
-    return " ".join(str(message) for message in answer.context["messages"])
+    return " ".join(str(message) for message in response.context["messages"])
 
 
 def page(client: Client, run: Run) -> str:
@@ -38,7 +38,7 @@ def page(client: Client, run: Run) -> str:
 
 
 def shown(client: Client, run: Run) -> set[str]:
-    """Actions whose button is there and not hidden."""
+    """Actions with a visible button."""
     text = page(client, run).partition("<dialog")[0]
     forms = re.findall(r'action="[^"]*/(\w+)"[^>]*>.*?<button([^>]*)>', text, re.DOTALL)
     return {name for name, attributes in forms if not re.search(r"\bhidden\b", attributes)}
@@ -48,27 +48,27 @@ def whole_checkpoint(run: Run, round: int) -> None:
     from django.utils import timezone
 
     Checkpoint.objects.get_or_create(
-        run=run, round=round, final=False,
+        run=run,
+        round=round,
+        final=False,
         defaults={"key": "k", "size_bytes": 1, "digest": "d", "created_at": timezone.now()},
-    )  # fmt: skip
+    )
 
 
-def test_pause_and_its_way_back(client: Client, run: Run) -> None:
+def test_pause_and_resume(client: Client, run: Run) -> None:
     assert {"pause", "save", "stop"} <= shown(client, run)
-    assert "save and leave" in post(client, run, "pause")
+    assert "it costs nothing" in post(client, run, "pause")
     assert run.state == "pausing"
     assert {"pause", "resume", "save"} & shown(client, run) == set()
     assert "still being released" in post(client, run, "resume")
     Run.objects.update(state="paused")
     run.refresh_from_db()
     assert {"resume", "stop"} <= shown(client, run)
-    assert "launched again" in post(client, run, "resume")
+    assert "resuming" in post(client, run, "resume")
     assert run.state == "queued"
 
 
-def test_a_run_that_failed_offers_to_be_resumed_and_one_with_final_weights_does_not(
-    client: Client, run: Run
-) -> None:
+def test_resume_is_offered_for_failed_runs_without_final_weights(client: Client, run: Run) -> None:
     Checkpoint.objects.filter(final=True).delete()
     Run.objects.update(state="failed")
     run.refresh_from_db()
@@ -81,18 +81,18 @@ def test_a_run_that_failed_offers_to_be_resumed_and_one_with_final_weights_does_
     assert run.state == "failed"
 
 
-def test_save_says_what_it_does(client: Client, run: Run) -> None:
+def test_save_shows_a_message(client: Client, run: Run) -> None:
     assert "saved as a checkpoint" in post(client, run, "save")
     assert run.save_requested_at is not None
 
 
-def test_stop_by_force_is_a_choice(client: Client, run: Run) -> None:
+def test_stop_offers_force(client: Client, run: Run) -> None:
     post(client, run, "stop")
     assert (run.state, run.cancel_at) == ("stopping", None)
     assert "stop" in shown(client, run)
     post(client, run, "stop", force="1")
     assert run.cancel_at is not None
-    assert "nothing was left to stop" in post(client, run, "stop", force="1")
+    assert "is already" in post(client, run, "stop", force="1")
 
 
 def test_notes_and_tags_are_shown_as_text(client: Client, run: Run) -> None:
@@ -108,34 +108,34 @@ def test_notes_and_tags_are_shown_as_text(client: Client, run: Run) -> None:
     assert "run-notes" not in viewer
 
 
-def test_archived_runs_are_left_out_of_the_list_until_asked_for(client: Client, run: Run) -> None:
+def test_archived_runs_are_hidden_unless_queried(client: Client, run: Run) -> None:
     assert "expected a run that is over" in post(client, run, "archive", archived="1")
     Run.objects.update(state="succeeded")
-    assert "left out of lists" in post(client, run, "archive", archived="1")
+    assert "lists hide it" in post(client, run, "archive", archived="1")
     assert str(run.pk) not in client.get(reverse("runs")).content.decode()
     assert client.get(reverse("runs-json")).json()["runs"] == []
     assert str(run.pk) in client.get(reverse("runs") + "?q=is:archived").content.decode()
-    assert "In the archive since" in page(client, run)
-    assert "in lists again" in post(client, run, "archive", archived="")
+    assert "Archived on" in page(client, run)
+    assert "restored to the list" in post(client, run, "archive", archived="")
     assert str(run.pk) in client.get(reverse("runs")).content.decode()
 
 
-def test_delete_wants_the_name_and_keeps_what_was_chosen(client: Client, run: Run) -> None:
+def test_delete_requires_the_name_and_keeps_the_input(client: Client, run: Run) -> None:
     Run.objects.update(state="failed")
     url = reverse("run-delete", args=[run.pk])
-    answer = client.post(url, {"name": "wrong", "objects": "1"})
-    assert answer.status_code == 422
-    text = answer.content.decode()
+    response = client.post(url, {"name": "wrong", "objects": "1"})
+    assert response.status_code == 422
+    text = response.content.decode()
     assert "Expected the name of the run" in text
     assert 'name="objects" value="1" checked' in text
-    answer = client.post(url, {"name": run.name})
-    assert answer["Location"] == reverse("runs")
+    response = client.post(url, {"name": run.name})
+    assert response["Location"] == reverse("runs")
     run.refresh_from_db()
     assert (run.delete_requested_at is not None, run.delete_objects) == (True, False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_deletes(kind: str, run: Run) -> None:
+def test_delete_permissions(kind: str, run: Run) -> None:
     Run.objects.update(state="failed")
     client_for(kind, run.owner).post(reverse("run-delete", args=[run.pk]), {"name": run.name})
     run.refresh_from_db()
@@ -143,7 +143,7 @@ def test_who_deletes(kind: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["viewer", "owner", "stranger", "admin"])
-def test_who_finds_what_in_the_menu(kind: str, run: Run) -> None:
+def test_the_menu_depends_on_permissions(kind: str, run: Run) -> None:
     whole_checkpoint(run, 1)
     text = page(client_for(kind, run.owner), run)
     assert (f"?clone={run.pk}" in text) == (kind != "viewer")
@@ -152,18 +152,18 @@ def test_who_finds_what_in_the_menu(kind: str, run: Run) -> None:
         assert (f"/{what}" in text) == (kind in ("owner", "admin")), what
 
 
-# The submit form, filled in from a run.
+# The submit form, prefilled from a run.
 
 
 def form_of(client: Client, query: str) -> RunForm:
-    answer = client.get(reverse("run-new") + query)
-    assert answer.status_code == 200
-    form = answer.context["form"]
+    response = client.get(reverse("run-new") + query)
+    assert response.status_code == 200
+    form = response.context["form"]
     assert isinstance(form, RunForm)
     return form
 
 
-def test_a_clone_is_the_form_filled_in(client: Client, run: Run) -> None:
+def test_clone_prefills_the_form(client: Client, run: Run) -> None:
     Run.objects.update(group_settings=run.group_settings | {"inner_lr": 0.00123})
     form = form_of(client, f"?clone={run.pk}")
     assert form["name"].value() == "Local demo (copy)"
@@ -172,7 +172,7 @@ def test_a_clone_is_the_form_filled_in(client: Client, run: Run) -> None:
     assert form.origin is None
 
 
-def test_a_fork_names_its_run_and_the_rounds_that_are_kept(client: Client, run: Run) -> None:
+def test_fork_offers_the_rounds_with_checkpoints(client: Client, run: Run) -> None:
     Checkpoint.objects.all().delete()
     for round in (0, 5, 10):
         whole_checkpoint(run, round)
@@ -182,21 +182,21 @@ def test_a_fork_names_its_run_and_the_rounds_that_are_kept(client: Client, run: 
     assert form["fork_round"].value() == 10
     assert form_of(client, f"?fork={run.pk}&round=5")["fork_round"].value() == 5
     text = client.get(reverse("run-new") + f"?fork={run.pk}&round=0").content.decode()
-    assert "The checkpoint of round 0 is not kept" in text
-    assert "Begins with the weights of" in text
+    assert "Round 0 has no checkpoint" in text
+    assert "Starts with the weights of" in text
 
 
-def test_a_run_without_a_checkpoint_is_cloned_instead(client: Client, run: Run) -> None:
+def test_fork_without_a_checkpoint_falls_back_to_clone(client: Client, run: Run) -> None:
     Checkpoint.objects.all().delete()
     assert form_of(client, f"?fork={run.pk}").origin is None
 
 
 @pytest.mark.parametrize("query", ["?clone=x", f"?fork={uuid.UUID(int=0)}"])
-def test_a_run_that_is_not_there_is_not_copied(client: Client, run: Run, query: str) -> None:
+def test_an_unknown_run_cannot_be_cloned(client: Client, run: Run, query: str) -> None:
     assert client.get(reverse("run-new") + query).status_code == 404
 
 
-def test_a_fork_that_is_sent_makes_a_run_that_begins_there(
+def test_submitting_a_fork_starts_from_its_checkpoint(
     client: Client, run: Run, tmp_path: Path
 ) -> None:
     Checkpoint.objects.all().delete()
@@ -209,17 +209,17 @@ def test_a_fork_that_is_sent_makes_a_run_that_begins_there(
     wrong = client.post(reverse("run-new"), sent | {"size": "mini"})
     assert wrong.status_code == 422
     assert "expected &#x27;demo&#x27; as in" in wrong.content.decode()
-    answer = client.post(reverse("run-new"), sent)
-    assert answer.status_code == 302, answer.context["form"].all_errors
+    response = client.post(reverse("run-new"), sent)
+    assert response.status_code == 302, response.context["form"].all_errors
     fork = Run.objects.exclude(pk=run.pk).get()
     assert (fork.forked_from, fork.fork_round, fork.fork_outer) == (run.pk, 5, True)
     assert run.name in page(client, fork)
     Run.objects.filter(pk=run.pk).delete()
-    assert "a run that is gone" in page(client, fork)
+    assert "a deleted run" in page(client, fork)
     assert User.objects.count() == 1
 
 
-def test_the_page_that_deletes_lists_what_goes_and_what_stays(
+def test_the_delete_page_lists_deleted_and_kept_objects(
     client: Client, run: Run, tmp_path: Path
 ) -> None:
     from diloco.protocol.ownership import mark

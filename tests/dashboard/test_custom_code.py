@@ -1,4 +1,4 @@
-"""The submit form for somebody's own code: a zip, a function in it, arguments, requirements."""
+"""The submit form for custom code: a zip, a function in it, arguments, requirements."""
 
 from __future__ import annotations
 
@@ -21,39 +21,44 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def olga(olga: Any, settings: Any, tmp_path: Path) -> Any:
+def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return olga
+    return operator_user
 
 
 def zipped(**files: str) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    created = io.BytesIO()
+    with zipfile.ZipFile(created, "w") as archive:
         for name, text in (files or {"train.py": "def build(**given): ..."}).items():
             archive.writestr(name, text)
-    return made.getvalue()
+    return created.getvalue()
 
 
 def custom(code: bytes | None = None, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = sent(LOCAL) | {
-        "workload": "custom", "function": "train:build", "arguments": '{"width": 8}',
+        "workload": "custom",
+        "function": "train:build",
+        "arguments": '{"width": 8}',
         "requirements": "einops==0.8\n\n  rich  ",
-    }  # fmt: skip
+    }
     if code is not None:
         values["archive"] = SimpleUploadedFile("mine.zip", code, "application/zip")
     return values | changes
 
 
-def test_a_run_of_my_own_code(client: Client, olga: Any) -> None:
+def test_a_run_with_custom_code(client: Client, operator_user: Any) -> None:
     code = zipped()
-    answer = client.post("/runs/new", custom(code))
-    assert answer.status_code == 302, answer.context["form"].all_errors
+    response = client.post("/runs/new", custom(code))
+    assert response.status_code == 302, response.context["form"].all_errors
     run = Run.objects.get()
     digest = hashlib.sha256(code).hexdigest()
     assert run.workload == {
-        "kind": "custom", "function": "train:build", "arguments": {"width": 8},
-        "archive": digest, "requirements": ["einops==0.8", "rich"],
-    }  # fmt: skip
+        "kind": "custom",
+        "function": "train:build",
+        "arguments": {"width": 8},
+        "archive": digest,
+        "requirements": ["einops==0.8", "rich"],
+    }
     assert run.archive is not None
     assert run.archive.sha256 == digest
     assert bytes(run.archive.data) == code
@@ -63,16 +68,16 @@ def test_a_run_of_my_own_code(client: Client, olga: Any) -> None:
     assert "byte-level GPT" not in page
 
 
-def test_code_that_the_image_has_needs_no_zip(client: Client, olga: Any) -> None:
+def test_code_in_the_image_needs_no_zip(client: Client, operator_user: Any) -> None:
     assert client.post("/runs/new", custom()).status_code == 302
     assert Run.objects.get().archive is None
 
 
-def test_a_form_that_comes_back_keeps_the_zip(client: Client, olga: Any) -> None:
+def test_a_form_with_errors_keeps_the_zip(client: Client, operator_user: Any) -> None:
     code = zipped()
-    answer = client.post("/runs/new", custom(code, sync_every="0"))
-    assert answer.status_code == 422
-    page = answer.content.decode()
+    response = client.post("/runs/new", custom(code, sync_every="0"))
+    assert response.status_code == 422
+    page = response.content.decode()
     digest = hashlib.sha256(code).hexdigest()
     assert f'name="archive_sha256" value="{digest}"' in page
     assert f"1 file, sha256 {digest[:12]}" in page
@@ -82,37 +87,37 @@ def test_a_form_that_comes_back_keeps_the_zip(client: Client, olga: Any) -> None
     assert Run.objects.get().archive_id == digest
 
 
-def test_it_is_kept_by_the_buttons_that_do_not_launch_too(client: Client, olga: Any) -> None:
+def test_other_buttons_keep_the_zip(client: Client, operator_user: Any) -> None:
     code = zipped()
     page = client.post("/runs/new", custom(code) | {"add_pool": "1"}).content.decode()
     assert f'name="archive_sha256" value="{hashlib.sha256(code).hexdigest()}"' in page
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "said"),
+    ("change", "field", "output"),
     [
-        ({"function": ""}, "function", "expected module:function, found none"),
+        ({"function": ""}, "function", "Enter a function as module:function"),
         ({"function": "train"}, "function", "expected 'package.module:function', found 'train'"),
         ({"arguments": "{"}, "arguments", "expected a JSON object"),
         ({"arguments": "[1]"}, "arguments", "expected an object, found [1]"),
         ({"arguments": "[" * 50_000}, "arguments", "expected a JSON object"),
         ({"requirements": "--index-url x"}, "requirements", "expected pip requirements"),
-        ({"archive_sha256": "0" * 64}, "archive", "choose it again"),
+        ({"archive_sha256": "0" * 64}, "archive", "Choose the file again"),
     ],
 )
-def test_what_is_wrong_stands_at_its_field(
-    client: Client, olga: Any, change: dict[str, str], field: str, said: str
+def test_errors_of_custom_code_are_shown_at_their_field(
+    client: Client, operator_user: Any, change: dict[str, str], field: str, output: str
 ) -> None:
-    answer = client.post("/runs/new", custom(**change))
-    assert answer.status_code == 422
-    errors = answer.context["form"].all_errors
+    response = client.post("/runs/new", custom(**change))
+    assert response.status_code == 422
+    errors = response.context["form"].all_errors
     assert list(errors) == [field]
-    assert said in errors[field][0]
+    assert output in errors[field][0]
     assert not Run.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "output"),
     [
         (b"", "expected a zip of Python files"),
         (b"not a zip", "expected a zip of Python files"),
@@ -121,22 +126,24 @@ def test_what_is_wrong_stands_at_its_field(
         (b"x" * 20_000_001, "expected at most 20 MB"),
     ],
 )
-def test_an_upload_that_is_no_code_is_refused_and_not_kept(
-    client: Client, olga: Any, code: bytes, said: str
+def test_an_upload_without_code_is_rejected_and_not_stored(
+    client: Client, operator_user: Any, code: bytes, output: str
 ) -> None:
-    answer = client.post("/runs/new", custom(code))
-    assert answer.status_code == 422
-    assert said in answer.context["form"].all_errors["archive"][0]
+    response = client.post("/runs/new", custom(code))
+    assert response.status_code == 422
+    assert output in response.context["form"].all_errors["archive"][0]
     assert not Archive.objects.exists()
 
 
-def test_the_module_has_to_be_in_the_zip_unless_something_else_brings_it(
-    client: Client, olga: Any
+def test_the_module_must_be_in_the_zip_without_requirements(
+    client: Client, operator_user: Any
 ) -> None:
     code = zipped(**{"mine/deep.py": "def build(): ...", "notes.txt": ""})
-    answer = client.post("/runs/new", custom(code, requirements=""))
-    assert answer.context["form"].all_errors == {
-        "function": ["expected train.py or train/ at the top of the zip, found mine, notes.txt"]
+    response = client.post("/runs/new", custom(code, requirements=""))
+    assert response.context["form"].all_errors == {
+        "function": [
+            "expected train.py or train/ at the top level of the zip, found mine, notes.txt"
+        ]
     }
     ok = custom(code, requirements="", function="mine.deep:build")
     assert client.post("/runs/new", ok).status_code == 302
@@ -144,7 +151,7 @@ def test_the_module_has_to_be_in_the_zip_unless_something_else_brings_it(
     assert client.post("/runs/new", installed).status_code == 302
 
 
-def test_what_is_typed_for_the_other_kind_does_not_matter(client: Client, olga: Any) -> None:
+def test_input_of_other_workloads_is_ignored(client: Client, operator_user: Any) -> None:
     assert client.post("/runs/new", custom(eval_bytes="", size="x")).status_code == 302
     values = custom(b"junk", workload="byte_gpt", arguments="{", name="two", submit_key="2")
     assert client.post("/runs/new", values).status_code == 302
@@ -152,9 +159,9 @@ def test_what_is_typed_for_the_other_kind_does_not_matter(client: Client, olga: 
     assert Run.objects.get(name="two").archive is None
 
 
-def test_the_estimate_says_what_it_cannot_know(client: Client, olga: Any) -> None:
-    found = client.post("/runs/estimate.json", custom()).json()["estimate"]
+def test_the_estimate_marks_unknown_figures(client: Client, operator_user: Any) -> None:
+    result = client.post("/runs/estimate.json", custom()).json()["estimate"]
     for name in ("parameters", "tokens", "tokens_per_round", "total_bytes", "reduction"):
-        assert found[name] is None
-    assert found["rounds"] == 16
-    assert found["usd_text"] == "at most $0.00 in 30m 00s, the time limit"
+        assert result[name] is None
+    assert result["rounds"] == 16
+    assert result["usd_text"] == "at most $0.00 in 30m 00s, the time limit"

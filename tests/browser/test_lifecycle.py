@@ -1,4 +1,4 @@
-"""A run's life in a browser: pause, resume, save, notes, fork, archive, delete."""
+"""Actions on a run: pause, resume, save, notes, fork, delete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state(site: Site, run: str, **fields: Any) -> None:
 
 
 def more(page: Page) -> Any:
-    page.get_by_label("More that can be done with this run").click()
+    page.get_by_label("More actions").click()
     return page.locator(".menu-items")
 
 
@@ -37,7 +37,7 @@ def test_pause_and_resume(window: Window, site: Site, demo: str) -> None:
     is_live(page)
     page.get_by_role("button", name="Pause").click()
     expect(page.locator('[data-s="state"]')).to_have_text("pausing")
-    expect(page.get_by_text("then it costs nothing")).to_be_visible()
+    expect(page.get_by_text("it costs nothing once")).to_be_visible()
     state(site, demo, state="paused", state_reason="all machines are released")
     page.reload()
     is_live(page)
@@ -59,10 +59,10 @@ def test_buttons_follow_the_run(window: Window, site: Site, demo: str) -> None:
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
 
 
-def test_the_menu_by_keyboard(window: Window, demo: str) -> None:
+def test_menu_by_keyboard(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
-    summary = page.get_by_label("More that can be done with this run")
+    summary = page.get_by_label("More actions")
     summary.focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Save now")).to_be_visible()
@@ -82,16 +82,16 @@ def test_notes_and_tags(window: Window, demo: str) -> None:
     page.get_by_text("Add notes and tags").click()
     page.get_by_role("textbox", name="Tags").fill("baseline h-90 " + "x" * 40)
     page.get_by_role("textbox", name="Notes").fill(
-        "Why we did it.\nTwice the momentum of the one before."
+        "Reason for this run.\nTwice the momentum of the previous run."
     )
     window.shoot(page, "life-describe", full=False)
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator(".tag")).to_have_count(3)
     expect(page.locator(".notes")).to_contain_text("Twice the momentum")
     window.shoot(page, "life-described", full=False)
 
 
-def test_a_fork_begins_in_the_form(window: Window, site: Site, demo: str) -> None:
+def test_fork_opens_the_form(window: Window, site: Site, demo: str) -> None:
     site.python(
         "from django.utils import timezone\nfrom runs.models import Checkpoint\n"
         f"Checkpoint.objects.create(run_id={demo!r}, round=5, key='k', size_bytes=1, digest='d', "
@@ -107,7 +107,7 @@ def test_a_fork_begins_in_the_form(window: Window, site: Site, demo: str) -> Non
     window.shoot(page, "life-fork", full=False)
 
 
-def test_delete_types_the_name(window: Window, site: Site, demo: str) -> None:
+def test_delete_requires_the_name(window: Window, site: Site, demo: str) -> None:
     state(site, demo, state="failed", state_reason="all replicas have ended")
     page = window.open(f"/runs/{demo}/")
     window.shoot(page, "life-failed", full=False)
@@ -119,4 +119,4 @@ def test_delete_types_the_name(window: Window, site: Site, demo: str) -> None:
     window.errors[:] = [e for e in window.errors if "422" not in e]
     page.get_by_label("Type the name of the run").fill("Watched")
     page.get_by_role("button", name="Delete").click()
-    expect(page.get_by_text("Watched is being deleted")).to_be_visible()
+    expect(page.get_by_text("Deleting Watched")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Signing in, the first administrator, other people, and passwords."""
+"""Forms for signing in, creating the first administrator, adding users, and passwords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.contrib.auth.forms import (
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.validators import UnicodeUsernameValidator
 
-from dashboard.forms.fields import dress
+from dashboard.forms.fields import style_inputs
 from dashboard.security import setup_token
 from runs.actions import users
 
@@ -37,9 +37,9 @@ class SignInForm(AuthenticationForm):
 
 class FirstAdministratorForm(_UserCreation):
     token = forms.CharField(
-        label="Set-up token",
+        label="Setup token",
         max_length=200,
-        help_text="Printed by the server at its start, and by: "
+        help_text="Printed by the server when it starts, and by "
         ".venv/bin/python manage.py setup_token",
     )
 
@@ -49,9 +49,9 @@ class FirstAdministratorForm(_UserCreation):
             field.widget.attrs["class"] = "input"
         self.fields["username"].widget.attrs["autofocus"] = True
         self.fields["username"].help_text = ""
-        self.fields["password1"].help_text = "At least 8 characters, and not a common one."
+        self.fields["password1"].help_text = "At least 8 characters, and not a common password."
         self.fields["password2"].help_text = ""
-        self.fields["password2"].label = "Password again"
+        self.fields["password2"].label = "Repeat password"
 
     class Meta:
         model = User
@@ -61,15 +61,15 @@ class FirstAdministratorForm(_UserCreation):
         token = str(self.cleaned_data["token"])
         if not setup_token.matches(token):
             raise forms.ValidationError(
-                "This is not the set-up token of this server. Copy it from the terminal of "
-                "the server, or run: .venv/bin/python manage.py setup_token"
+                "Wrong setup token. Copy it from the server's terminal, or run "
+                ".venv/bin/python manage.py setup_token"
             )
         return token
 
     def save_if_first(self) -> User | None:
-        """The new administrator, or None if somebody was faster. Call inside ``atomic``.
+        """The new administrator, or None if a user exists already. Call inside ``atomic``.
 
-        The row of the admin group is the lock, so that of two people only one becomes the first.
+        The row of the admin group is the lock: of two concurrent requests only one succeeds.
         """
         group, _ = Group.objects.get_or_create(name="admin")
         Group.objects.select_for_update().get(pk=group.pk)
@@ -83,13 +83,13 @@ class FirstAdministratorForm(_UserCreation):
 
 
 class PersonForm(forms.Form):
-    """Somebody new. The password is theirs to choose."""
+    """A new user, who chooses the password with a link."""
 
     name = forms.CharField(
         label="Name",
         max_length=150,
         validators=[UnicodeUsernameValidator()],
-        help_text="What they sign in with: letters, digits and @ . + - _",
+        help_text="Name to sign in with: letters, digits and @ . + - _",
     )
     role = forms.ChoiceField(
         label="Role",
@@ -100,28 +100,29 @@ class PersonForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        dress(self)
+        style_inputs(self)
 
 
 class OwnPasswordForm(_PasswordChange):
-    """The old one is asked for: a screen left open must not become a stolen account."""
+    """Change the own password. The old password is required, so that an unlocked screen is not
+    enough to take over the account."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["old_password"].label = "Password now"
-        _dress_passwords(self)
+        self.fields["old_password"].label = "Current password"
+        _style_password_inputs(self)
 
 
 class ChosenPasswordForm(_SetPassword):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _dress_passwords(self)
+        _style_password_inputs(self)
 
 
-def _dress_passwords(form: forms.Form) -> None:
+def _style_password_inputs(form: forms.Form) -> None:
     for field in form.fields.values():
         field.widget.attrs["class"] = "input"
     form.fields["new_password1"].label = "New password"
-    form.fields["new_password1"].help_text = "At least 8 characters, and not a common one."
-    form.fields["new_password2"].label = "New password again"
+    form.fields["new_password1"].help_text = "At least 8 characters, and not a common password."
+    form.fields["new_password2"].label = "Repeat new password"
     form.fields["new_password2"].help_text = ""

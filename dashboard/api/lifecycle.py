@@ -1,5 +1,4 @@
-"""A run's life beside training: pause, resume, save, archive, notes and tags, delete; its alerts;
-and the document another run can be made of."""
+"""Lifecycle of a run: pause, resume, save, archive, describe, delete, fork; and its alerts."""
 
 from __future__ import annotations
 
@@ -11,26 +10,24 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Query, Router
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from dashboard.api import rows
+from archipelago import rows as shared
 from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
 from dashboard.api.document import document_of
-from dashboard.api.types import NO_NUL, SMALL, PoolId, RunId, responses
+from dashboard.api.types import NO_NUL, SMALL, Body, PoolId, RunId, done, responses
 from runs.actions import deletion, lifecycle
 from runs.alerts import store as alerting
-from runs.exceptions import CannotDo
+from runs.exceptions import ActionRefused
 from runs.json_values import texts
 from runs.models import Run
 from runs.submit import clone_and_fork
 
-router = Router(tags=["life"])
+router = Router(tags=["lifecycle"])
 
 
-class Description(BaseModel):
-    """What is left out stays as it is. ``archived`` runs are left out of lists."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Description(Body):
+    """Fields that are left out do not change. Lists hide ``archived`` runs."""
 
     notes: Annotated[str, Field(max_length=lifecycle.NOTES_LENGTH, pattern=NO_NUL)] | None = None
     tags: (
@@ -43,10 +40,9 @@ class Description(BaseModel):
     archived: bool | None = None
 
 
-class Deletion(BaseModel):
-    """``name`` is the run's, as a precaution; ``objects``: what it left in its bucket as well."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Deletion(Body):
+    """``name`` must equal the run's name, as a confirmation; ``objects``: also delete its objects
+    in the bucket."""
 
     name: Annotated[str, Field(max_length=80, pattern=NO_NUL)]
     objects: bool = False
@@ -54,32 +50,30 @@ class Deletion(BaseModel):
 
 def _act(request: HttpRequest, run_id: Any, action: Callable[[Run, User], bool]) -> Any:
     run, user = run_to_operate(request, run_id)
-    changed = action(run, user)
-    run.refresh_from_db()
-    return {"changed": changed, "state": run.state}
+    return done(run, action(run, user))
 
 
-@router.post("/runs/{uuid:run_id}/pause", auth=OPERATORS, response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/pause", auth=OPERATORS, response=responses(shared.Done))
 def pause_run(request: HttpRequest, run_id: RunId) -> Any:
-    """Let all replicas save and leave: it costs nothing until it is resumed."""
+    """Let all replicas save and exit. A paused run costs nothing."""
     return _act(request, run_id, lambda run, user: lifecycle.pause(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/resume", auth=OPERATORS, response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/resume", auth=OPERATORS, response=responses(shared.Done))
 def resume_run(request: HttpRequest, run_id: RunId) -> Any:
-    """Let a run go on that is paused, or that ended without final weights."""
+    """Resume a run that is paused, or that ended without final weights."""
     return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/save", auth=OPERATORS, response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/save", auth=OPERATORS, response=responses(shared.Done))
 def save_run(request: HttpRequest, run_id: RunId) -> Any:
-    """Ask for a checkpoint of the next round that is committed."""
+    """Request a checkpoint of the next committed round."""
     return _act(request, run_id, lambda run, user: lifecycle.save(run, actor=user))
 
 
-@router.post("/runs/{uuid:run_id}/describe", auth=OPERATORS, response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/describe", auth=OPERATORS, response=responses(shared.Done))
 def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
-    """Replace notes or tags, or archive it."""
+    """Replace notes or tags, or archive the run."""
 
     def change(run: Run, user: User) -> bool:
         changed = False
@@ -94,18 +88,17 @@ def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
     return _act(request, run_id, change)
 
 
-@router.post("/runs/{uuid:run_id}/delete", auth=OPERATORS, response=responses(rows.Done))
+@router.post("/runs/{uuid:run_id}/delete", auth=OPERATORS, response=responses(shared.Done))
 def delete_run(request: HttpRequest, run_id: RunId, body: Deletion) -> Any:
-    """Delete a run that is over. A worker does it; there is no way back."""
+    """Delete a finished run. A worker deletes it in the background; this cannot be undone."""
     run, user = run_to_operate(request, run_id)
     lifecycle.delete(run, actor=user, name=body.name, objects=body.objects)
     return {"changed": True, "state": run.state}
 
 
-@router.get("/runs/{uuid:run_id}/deletion", response=responses(rows.DeletionPlan, but=(413,)))
+@router.get("/runs/{uuid:run_id}/deletion", response=responses(shared.DeletionPlan, but=(413,)))
 def plan_deletion(request: HttpRequest, run_id: RunId) -> Any:
-    """What deleting the run with its objects would delete, and what it would keep. Nothing is
-    deleted."""
+    """The objects that a deletion with ``objects`` would delete and keep. Nothing is deleted."""
     run, _ = run_to_operate(request, run_id)
     plan = deletion.plan_deletion(run)
     return dataclasses.asdict(plan) | {"objects": plan.objects, "size_bytes": plan.size_bytes}
@@ -115,34 +108,34 @@ def plan_deletion(request: HttpRequest, run_id: RunId) -> Any:
 def get_document(
     request: HttpRequest,
     run_id: RunId,
-    fork: Annotated[bool, Query(description="Begin with its weights")] = False,
+    fork: Annotated[bool, Query(description="Start from its weights")] = False,
     round: Annotated[
-        int | None, Query(ge=0, le=SMALL, description="Of this checkpoint; the newest without")
+        int | None, Query(ge=0, le=SMALL, description="Checkpoint to fork; default: the newest")
     ] = None,
 ) -> Any:
-    """What ``POST /api/runs`` makes another such run of: a clone, or a fork with its weights."""
+    """The document for ``POST /api/runs`` that creates a clone of the run, or a fork."""
     run = run_to_see(request, run_id)
     if not fork:
         return document_of(clone_and_fork.clone_of(run))
     rounds = clone_and_fork.forkable(run)
     if not rounds:
-        raise CannotDo("expected a run with a checkpoint to fork from, found none")
+        raise ActionRefused("expected a run with a checkpoint to fork from, found none")
     return document_of(clone_and_fork.fork_of(run, rounds[0] if round is None else round))
 
 
-@router.get("/runs/{uuid:run_id}/alerts", response=responses(list[rows.Alert], but=(409, 413)))
+@router.get("/runs/{uuid:run_id}/alerts", response=responses(list[shared.Alert], but=(409, 413)))
 def list_alerts(request: HttpRequest, run_id: RunId) -> Any:
-    """Open ones first, then newest first."""
+    """Open alerts first, then the newest."""
     return alerting.alert_rows(run_to_see(request, run_id))
 
 
 @router.post(
     "/runs/{uuid:run_id}/alerts/{int:alert_id}/acknowledge",
     auth=OPERATORS,
-    response=responses(rows.Done),
+    response=responses(shared.Done),
 )
 def acknowledge_alert(request: HttpRequest, run_id: RunId, alert_id: PoolId) -> Any:
-    """Say that somebody looks after it."""
+    """Mark the alert as seen by the caller, who takes care of it."""
     run, user = run_to_operate(request, run_id)
     alert = get_object_or_404(run.alerts.select_related("run", "replica"), pk=alert_id)
     return {"changed": alerting.acknowledge(alert, actor=user), "state": run.state}

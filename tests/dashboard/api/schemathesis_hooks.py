@@ -1,5 +1,5 @@
-"""Loaded by schemathesis into its own process: how a body is made up that is no JSON, and a limit
-to what that process may take. https://schemathesis.readthedocs.io/en/stable/guides/extending/
+"""Hooks that schemathesis loads into its process: generators of malformed bodies, and a memory
+limit. https://schemathesis.readthedocs.io/en/stable/guides/extending/
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import schemathesis
 from hypothesis import strategies as st
 
 MEMORY_BYTES = 4 * 2**30
-"""Of address space; it needs an eighth of that."""
+"""Limit of the address space; the process needs an eighth of it."""
 
-if sys.platform == "linux":  # where the limit is kept
+if sys.platform == "linux":  # other systems do not enforce the limit
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
@@ -29,7 +29,7 @@ def zipped(names: list[str]) -> bytes:
 
 
 def spoilt(data: bytes, place: int, byte: int) -> bytes:
-    """With another byte so far from the end, where a zip has its table of contents."""
+    """The zip with one byte changed, at that distance from the end, where its directory is."""
     place = len(data) - 1 - place % len(data)
     return data[:place] + bytes([byte]) + data[place + 1 :]
 
@@ -51,7 +51,7 @@ schemathesis.openapi.media_type(
 TOML = "name = {}\n[[pools]]\ncount = {}\n[settings]\nwarmup_steps = {}\n"
 schemathesis.openapi.media_type(
     "application/toml",
-    # Always TOML: one that cannot be read is a 400, and the schema has no word for it.
+    # Always TOML: a malformed body is a 400, which the schema cannot express.
     st.builds(
         TOML.format,
         st.text('aé"\\\n', max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),

@@ -1,4 +1,4 @@
-"""Who may watch the live stream, for how long, and that no database connection waits with them."""
+"""Authorization of live streams, its periodic renewal, and their database connections."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from django.test import AsyncClient, Client
 from dashboard.live import feed
 from runs.models import Run
 from tests.browser import seed
-from tests.dashboard.people import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for
 from tests.dashboard.streaming import watch
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", ["list", "run"])
-def test_who_may_watch(which: str, kind: str) -> None:
+def test_stream_permissions(which: str, kind: str) -> None:
     run = seed.run(seed.user("owner", "operator"), committed=0)
     url = f"/runs/{run.pk}/stream" if which == "run" else "/stream"
-    answer = client_for(kind, run.owner).get(url)
-    assert answer.status_code == (401 if kind == "anonymous" else 200)
+    response = client_for(kind, run.owner).get(url)
+    assert response.status_code == (401 if kind == "anonymous" else 200)
     if kind != "anonymous":
-        assert answer["Content-Type"] == "text/event-stream"
-        assert answer["Cache-Control"] == "no-store"
+        assert response["Content-Type"] == "text/event-stream"
+        assert response["Cache-Control"] == "no-store"
 
 
 @pytest.mark.django_db
-def test_a_run_that_is_not_there(client: Client) -> None:
+def test_stream_of_an_unknown_run(client: Client) -> None:
     client.force_login(seed.user("olga", "operator"))
     assert client.get(f"/runs/{uuid.uuid4()}/stream").status_code == 404
 
@@ -52,9 +52,9 @@ def test_no_database_connection_is_held_while_streaming(
     client.force_login(seed.user("olga", "operator"))
 
     async def work() -> None:
-        answer = await client.get("/stream")
+        response = await client.get("/stream")
         assert closed == [True]
-        frames = aiter(answer.streaming_content)
+        frames = aiter(response.streaming_content)
         assert b"retry" in await anext(frames)
         await frames.aclose()
 
@@ -90,7 +90,7 @@ def _nothing(user: Any) -> None:
 @pytest.mark.parametrize(
     "loses", [_sign_out, _deactivate, _take_role, _change_password, _delete_run, _nothing]
 )
-def test_an_open_stream_ends_when_its_viewer_may_not_watch_any_more(
+def test_an_open_stream_ends_when_its_viewer_loses_access(
     loses: Callable[[Any], None], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dashboard.live import views
@@ -107,19 +107,19 @@ def test_an_open_stream_ends_when_its_viewer_may_not_watch_any_more(
     client.force_login(user)
 
     async def beats(frames: AsyncIterator[bytes], most: int) -> int:
-        found = 0
+        result = 0
         async for frame in frames:
-            found += b"event: beat" in frame
-            if found == most:
+            result += b"event: beat" in frame
+            if result == most:
                 break
-        return found
+        return result
 
     async def work() -> None:
-        answer = await client.get(f"/runs/{run.pk}/stream")
-        frames = aiter(answer.streaming_content)
+        response = await client.get(f"/runs/{run.pk}/stream")
+        frames = aiter(response.streaming_content)
         assert await beats(frames, 3) == 3
         checks = len(closed)
-        assert checks >= 3  # each look-up gives its connection back
+        assert checks >= 3  # each check closes its connection
         await sync_to_async(loses)(user)
         left = await beats(frames, 50)
         assert left == 50 if loses is _nothing else left < 50
@@ -130,7 +130,7 @@ def test_an_open_stream_ends_when_its_viewer_may_not_watch_any_more(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_viewers_go_on_while_the_database_is_away(
+def test_streams_continue_while_the_database_is_down(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dashboard.live import views
@@ -145,15 +145,15 @@ def test_viewers_go_on_while_the_database_is_away(
         raise OperationalError("no such server")
 
     async def work() -> None:
-        answer = await client.get("/stream")
+        response = await client.get("/stream")
         monkeypatch.setattr(views, "get_user", away)
-        frames = aiter(answer.streaming_content)
-        found = 0
+        frames = aiter(response.streaming_content)
+        result = 0
         async for frame in frames:
-            found += b"event: beat" in frame
-            if found == 5:
+            result += b"event: beat" in frame
+            if result == 5:
                 break
-        assert found == 5
+        assert result == 5
         await frames.aclose()
 
     watch(work)

@@ -1,4 +1,4 @@
-"""What becomes of a run, through the API: pause to delete, clones and forks, alerts, and tools."""
+"""Lifecycle of runs through the API: pause to delete, clones and forks, alerts, and tools."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ def describe(owner: Any, run: Any, body: dict[str, Any]) -> Any:
     return owner.post(f"/runs/{run.pk}/describe", body)
 
 
-def test_pause_and_what_is_too_late(owner: Any, run: Any) -> None:
+def test_pause_and_conflicting_actions(owner: Any, run: Any) -> None:
     assert owner.post(f"/runs/{run.pk}/pause").json() == {"changed": True, "state": "pausing"}
     assert owner.post(f"/runs/{run.pk}/pause").json() == {"changed": False, "state": "pausing"}
-    answer = owner.post(f"/runs/{run.pk}/resume")
-    assert (answer.status_code, answer.json()["detail"]) == (
-        409, "its machines are still being released"
-    )  # fmt: skip
+    response = owner.post(f"/runs/{run.pk}/resume")
+    assert (response.status_code, response.json()["detail"]) == (
+        409,
+        "its machines are still being released",
+    )
     assert owner.post(f"/runs/{run.pk}/save").status_code == 409
 
 
-def test_stop_by_force(owner: Any, run: Any) -> None:
-    answer = owner.post(f"/runs/{run.pk}/stop", {"force": True}).json()
-    assert answer == {"changed": True, "state": "stopping"}
+def test_force_stop(owner: Any, run: Any) -> None:
+    response = owner.post(f"/runs/{run.pk}/stop", {"force": True}).json()
+    assert response == {"changed": True, "state": "stopping"}
     run.refresh_from_db()
     assert run.cancel_at is not None
 
@@ -46,30 +47,30 @@ def test_notes_tags_and_archive(owner: Any, run: Any) -> None:
     assert describe(owner, run, {"notes": "why"}).json()["changed"] is True
     body = owner.get(f"/runs/{run.pk}").json()
     assert (body["notes"], body["tags"], body["archived"]) == ("why", ["a", "b"], False)
-    answer = describe(owner, run, {"tags": ["two words"]})
-    assert answer.status_code == 409
-    assert "expected tags" in answer.json()["detail"]
+    response = describe(owner, run, {"tags": ["two words"]})
+    assert response.status_code == 409
+    assert "expected tags" in response.json()["detail"]
     assert describe(owner, run, {"archived": True}).status_code == 409
     Run.objects.filter(pk=run.pk).update(state="failed")
     assert describe(owner, run, {"archived": True}).json()["changed"] is True
     assert owner.get("/runs").json()["runs"] == []
     assert len(owner.get("/runs", q="is:archived tag:a").json()["runs"]) == 1
-    answer = owner.get("/runs", q="loss<")
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "q"
+    response = owner.get("/runs", q="loss<")
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "q"
 
 
-def test_delete_wants_the_name(owner: Any, run: Any) -> None:
+def test_delete_requires_the_run_name(owner: Any, run: Any) -> None:
     Run.objects.filter(pk=run.pk).update(state="failed")
     ReplicaAttempt.objects.update(ended_at=timezone.now())
-    answer = owner.post(f"/runs/{run.pk}/delete", {"name": "other"})
-    assert answer.status_code == 409
+    response = owner.post(f"/runs/{run.pk}/delete", {"name": "other"})
+    assert response.status_code == 409
     assert owner.post(f"/runs/{run.pk}/delete", {"name": run.name}).json()["changed"] is True
     run.refresh_from_db()
     assert run.delete_requested_at is not None
 
 
-def test_a_clone_is_submitted_as_it_comes(owner: Any, run: Any) -> None:
+def test_the_document_of_a_clone_can_be_submitted(owner: Any, run: Any) -> None:
     credential = Credential.objects.create(
         name="shelf", kind="local", created_at=timezone.now(), changed_at=timezone.now()
     )
@@ -78,14 +79,14 @@ def test_a_clone_is_submitted_as_it_comes(owner: Any, run: Any) -> None:
     assert document["pools"][0]["credential"] == "shelf"
     assert document["settings"] == run.group_settings
     document["rendezvous"] = ""
-    answer = owner.post("/runs", document)
-    assert answer.status_code == 201, answer.content
-    made = Run.objects.get(pk=answer.json()["id"])
-    assert made.group_settings == run.group_settings
-    assert made.pools.get().credential == credential
+    response = owner.post("/runs", document)
+    assert response.status_code == 201, response.content
+    created = Run.objects.get(pk=response.json()["id"])
+    assert created.group_settings == run.group_settings
+    assert created.pools.get().credential == credential
 
 
-def test_a_fork_names_its_checkpoint(owner: Any, run: Any) -> None:
+def test_a_fork_document_has_its_checkpoint(owner: Any, run: Any) -> None:
     path = f"/runs/{run.pk}/document"
     assert owner.get(path, fork="true").status_code == 409
     for number in (0, 2):
@@ -93,16 +94,18 @@ def test_a_fork_names_its_checkpoint(owner: Any, run: Any) -> None:
             run=run, round=number, key="k", size_bytes=1, digest="d", created_at=timezone.now()
         )
     assert owner.get(path, fork="true").json()["fork"] == {
-        "run": str(run.pk), "round": 2, "outer": True
-    }  # fmt: skip
+        "run": str(run.pk),
+        "round": 2,
+        "outer": True,
+    }
     document = owner.get(path, fork="true", round=0).json() | {"rendezvous": ""}
-    answer = owner.post("/runs", document)
-    assert answer.status_code == 201, answer.content
-    made = Run.objects.get(pk=answer.json()["id"])
-    assert (made.forked_from, made.fork_round) == (run.pk, 0)
-    answer = owner.post("/runs", document | {"fork": {"run": str(run.pk), "round": 77}})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["found"] == "round 77"
+    response = owner.post("/runs", document)
+    assert response.status_code == 201, response.content
+    created = Run.objects.get(pk=response.json()["id"])
+    assert (created.forked_from, created.fork_round) == (run.pk, 0)
+    response = owner.post("/runs", document | {"fork": {"run": str(run.pk), "round": 77}})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["found"] == "round 77"
 
 
 def test_alerts(owner: Any, run: Any) -> None:
@@ -121,26 +124,26 @@ def test_alerts(owner: Any, run: Any) -> None:
 
 def test_compare(owner: Any, run: Any) -> None:
     other = seed.run(run.owner, committed=2, sync_every=20)
-    found = owner.get("/compare", id=[str(run.pk), str(other.pk)]).json()
-    assert [row["id"] for row in found["runs"]] == [str(run.pk), str(other.pk)]
-    changed = {d["name"]: d["values"] for d in found["differences"]}
+    result = owner.get("/compare", id=[str(run.pk), str(other.pk)]).json()
+    assert [row["id"] for row in result["runs"]] == [str(run.pk), str(other.pk)]
+    changed = {d["name"]: d["values"] for d in result["differences"]}
     assert changed["settings.sync_every"] == [40, 20]
-    answer = owner.get("/compare", id=[str(run.pk), "0" * 8 + str(run.pk)[8:]])
-    assert answer.status_code == 404
-    assert "found none of the id 00000000" in answer.json()["detail"]
+    response = owner.get("/compare", id=[str(run.pk), "0" * 8 + str(run.pk)[8:]])
+    assert response.status_code == 404
+    assert "found 00000000" in response.json()["detail"]
 
 
 def test_planner(owner: Any) -> None:
     question = {"parameters": 10**9, "step_s": 1.0, "tokens_per_step": 65_536, "tokens": 10**9}
-    found = owner.post("/planner", question).json()
-    assert found["chosen"]["sync_every"] == 50
-    assert len(found["curve"]) > 5
-    answer = owner.post("/planner", question | {"codec": "zip"})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "codec"
+    result = owner.post("/planner", question).json()
+    assert result["chosen"]["sync_every"] == 50
+    assert len(result["curve"]) > 5
+    response = owner.post("/planner", question | {"codec": "zip"})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "codec"
 
 
-def test_code_of_one_s_own(owner: Any) -> None:
+def test_custom_code(owner: Any) -> None:
     def upload(data: bytes) -> Any:
         return owner.client.post(
             "/api/archives", data, content_type="application/zip", headers=owner.headers
@@ -150,19 +153,21 @@ def test_code_of_one_s_own(owner: Any) -> None:
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("mine.py", "def make(settings):\n    raise NotImplementedError\n")
         archive.writestr("weights.bin", b"x" * 3_000_000)
-    answer = upload(packed.getvalue())
-    assert answer.status_code == 201, answer.content
-    sha256 = answer.json()["sha256"]
+    response = upload(packed.getvalue())
+    assert response.status_code == 201, response.content
+    sha256 = response.json()["sha256"]
     assert Archive.objects.get().pk == sha256
     for data in (b"", b"no zip"):
         assert upload(data).status_code == 422
     document = {
-        "name": "Mine", "pools": [{}], "settings": {"warmup_steps": 5},
+        "name": "Mine",
+        "pools": [{}],
+        "settings": {"warmup_steps": 5},
         "workload": {"kind": "custom", "function": "mine:make", "archive": sha256},
-    }  # fmt: skip
-    answer = owner.post("/runs", document)
-    assert answer.status_code == 201, answer.content
+    }
+    response = owner.post("/runs", document)
+    assert response.status_code == 201, response.content
     assert Run.objects.get().archive_id == sha256
     document["workload"]["archive"] = "0" * 64
-    answer = owner.post("/runs", document)
-    assert answer.json()["errors"][0]["field"] == "workload.archive"
+    response = owner.post("/runs", document)
+    assert response.json()["errors"][0]["field"] == "workload.archive"
