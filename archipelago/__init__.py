@@ -1,7 +1,7 @@
-"""Archipelago from a terminal and from programs: the command line, and the client it is made of.
+"""Command line and Python client for an Archipelago server.
 
-Nothing but Python's own library is needed, so that it works wherever the replica library is
-installed, and no server's version can get in the way of another's. ``docs/cli.md`` tells of it.
+The package uses only the Python standard library. It therefore runs wherever the replica library
+runs, and its dependencies cannot conflict with those of a server. See ``docs/cli.md``.
 
     from archipelago import Client
 

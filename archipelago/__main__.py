@@ -1,4 +1,4 @@
-"""``python -m archipelago``, which is ``archipelago`` where the package is installed."""
+"""Entry point of ``python -m archipelago``; the same as the installed ``archipelago`` command."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""The ``archipelago`` command: what it takes, and what it says when something is wrong.
+"""The ``archipelago`` command: its arguments, and its error messages.
 
-Answers go to standard output, everything else to standard error. Statuses are in
-:mod:`archipelago.errors`.
+Results go to standard output, everything else to standard error. :mod:`archipelago.errors` lists
+the exit statuses.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from archipelago import acting, looking, terminal
+from archipelago import read_commands, terminal, write_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 
 TABLES = ("points", "rounds", "contributions", "replicas", "attempts", "events", "logs")
 FORMATS = ("csv", "jsonl", "parquet")
 STATES = (
-    "queued", "provisioning", "running", "degraded", "stalled", "pausing", "paused", "stopping",
-    "succeeded", "failed", "cancelled",
-)  # fmt: skip
+    "queued",
+    "provisioning",
+    "running",
+    "degraded",
+    "stalled",
+    "pausing",
+    "paused",
+    "stopping",
+    "succeeded",
+    "failed",
+    "cancelled",
+)
 
 Command = Callable[[Client, argparse.Namespace], int]
 Local = Callable[[argparse.Namespace], int]
@@ -49,13 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("archipelago: sign in again: archipelago login URL", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever read our output has had enough (``| head``).
+        # The reader of the output has closed the pipe (``| head``).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         print(file=sys.stderr)
         if options.name_of_command in ("watch", "submit"):
-            print("the run goes on; archipelago stop ends it", file=sys.stderr)
+            print("the run continues; stop it with archipelago stop", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         print(terminal.block(f"archipelago: {error}"), file=sys.stderr)
@@ -63,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    """Of the installed distribution; that of the source tree where it is not installed."""
+    """Version of the installed distribution, or of the source tree if none is installed."""
     try:
         return version("archipelago-diloco")
     except PackageNotFoundError:
@@ -73,104 +83,160 @@ def _version() -> str:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="archipelago",
-        description="Runs of an Archipelago server, without a browser.",
-        epilog="RUN is an id, the beginning of one, a name (the newest so called) or `last`.",
+        description="Manage the runs of an Archipelago server from a terminal.",
+        epilog="RUN is an id, the first characters of an id, a name (the newest run with that "
+        "name), or `last`.",
     )
     top.add_argument("--version", action="version", version=f"archipelago {_version()}")
     top.set_defaults(local=None)
-    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="name_of_command")
+    commands = Subparsers(top)
+    _add_login(commands)
+    _add_submit(commands)
+    _add_read_commands(commands)
+    _add_write_commands(commands)
+    return top
 
-    def add(name: str, command: Command, help: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
-        made.set_defaults(command=command)
-        return made
 
-    def add_local(name: str, command: Local, help: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
-        made.set_defaults(local=command)
-        return made
+class Subparsers:
+    """The commands of the parser."""
 
-    login = add_local("login", acting.login, "keep a server's address and a token for it")
-    login.add_argument("url", metavar="URL", help="such as https://archipelago.example")
-    login.add_argument("--token-stdin", action="store_true", help="read the token there")
-    add_local("logout", acting.logout, "forget them")
-    add("whoami", looking.whoami, "say who the token belongs to")
+    def __init__(self, top: argparse.ArgumentParser) -> None:
+        self._parsers = top.add_subparsers(required=True, metavar="COMMAND", dest="name_of_command")
 
-    add_local("example", acting.example, "print a run.toml to begin with")
-    plan = add("plan", acting.plan, "say what a run would move and cost; start nothing")
+    def add(self, name: str, command: Command, help: str) -> argparse.ArgumentParser:
+        """A command that calls the server."""
+        return self._add(name, help, command=command)
+
+    def add_of_run(self, name: str, command: Command, help: str) -> argparse.ArgumentParser:
+        """A command that calls the server and takes a run as its first argument."""
+        subparser = self.add(name, command, help)
+        subparser.add_argument("run", metavar="RUN")
+        return subparser
+
+    def add_local(self, name: str, command: Local, help: str) -> argparse.ArgumentParser:
+        """A command that does not need a saved login."""
+        return self._add(name, help, local=command)
+
+    def _add(self, name: str, help: str, **defaults: Any) -> argparse.ArgumentParser:
+        description = f"{help[0].upper()}{help[1:]}."
+        subparser = self._parsers.add_parser(name, help=help, description=description)
+        subparser.set_defaults(**defaults)
+        return subparser
+
+
+def _add_login(commands: Subparsers) -> None:
+    login = commands.add_local(
+        "login", write_commands.login, "save the URL of a server and a token for it"
+    )
+    login.add_argument("url", metavar="URL", help="e.g. https://archipelago.example")
+    login.add_argument(
+        "--token-stdin", action="store_true", help="read the token from standard input"
+    )
+    commands.add_local("logout", write_commands.logout, "delete the saved URL and token")
+    commands.add("whoami", read_commands.whoami, "show the user and the scopes of the token")
+
+
+def _add_submit(commands: Subparsers) -> None:
+    commands.add_local("example", write_commands.example, "print an example run.toml")
+    plan = commands.add(
+        "plan", write_commands.plan, "estimate traffic and cost of a run without starting it"
+    )
     plan.add_argument("file", metavar="RUN.TOML", help="- is standard input")
-    plan.add_argument("--offline", action="store_true", help="ask no backend and no bucket")
-    submit = add("submit", acting.submit, "make a run of a document and launch it")
+    plan.add_argument(
+        "--offline", action="store_true", help="skip the checks of backends and bucket"
+    )
+    submit = commands.add(
+        "submit", write_commands.submit, "create a run from a document and launch it"
+    )
     submit.add_argument("file", metavar="RUN.TOML", help="- is standard input")
-    submit.add_argument("--watch", action="store_true", help="and watch it to its end")
-    submit.add_argument("--key", help="sent again with the same key it is the same run")
-    submit.add_argument("-q", "--quiet", action="store_true", help="print the id alone")
+    submit.add_argument("--watch", action="store_true", help="then watch the run until it ends")
+    submit.add_argument("--key", help="idempotency key: the same key returns the same run")
+    submit.add_argument("-q", "--quiet", action="store_true", help="print only the id")
     _every(submit)
+    document = commands.add_of_run(
+        "document", read_commands.document, "print the document that creates the same run"
+    )
+    document.add_argument("--fork", action="store_true", help="start from the newest checkpoint")
+    document.add_argument(
+        "--round", type=_counted(0, 2**31 - 1), help="start from the checkpoint of this round"
+    )
+    _json(commands.add("backends", read_commands.backends, "list backends, hardware and prices"))
+    _json(commands.add("settings", read_commands.settings, "list the group settings"))
 
-    ls = add("ls", looking.ls, "list runs, newest first")
+
+def _add_read_commands(commands: Subparsers) -> None:
+    ls = commands.add("ls", read_commands.ls, "list runs, newest first")
     ls.add_argument("--state", action="append", default=[], choices=STATES)
     ls.add_argument("--owner", default="")
     ls.add_argument("--backend", default="")
-    ls.add_argument("--name", default="", help="any part of it")
-    ls.add_argument("-q", "--query", default="", help="as in the list: state:running loss<3")
+    ls.add_argument("--name", default="", help="part of the run's name")
+    ls.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
     ls.add_argument("-n", "--limit", type=_counted(1, 200), default=20)
-    ls.add_argument("--all", action="store_true", help="however many there are")
-    show = add("show", looking.show, "show a run, its pools and its replicas")
-    watch = add("watch", looking.watch, "show a run's progress until it is over")
+    ls.add_argument("--all", action="store_true", help="list all runs, without a limit")
+    _json(ls)
+    _json(commands.add_of_run("show", read_commands.show, "show a run, its pools and its replicas"))
+    watch = commands.add_of_run("watch", read_commands.watch, "show a run's progress until it ends")
     _every(watch)
-    logs = add("logs", looking.logs, "print what replicas wrote")
-    logs.add_argument("-f", "--follow", action="store_true", help="and what comes, to the end")
+    logs = commands.add_of_run("logs", read_commands.logs, "print the logs of the replicas")
+    logs.add_argument("-f", "--follow", action="store_true", help="wait for new lines")
     logs.add_argument("-n", "--lines", type=_counted(1, 2000), default=200)
     logs.add_argument("--replica", type=_counted(0, 99_999))
     logs.add_argument("--level", default="", choices=("debug", "info", "warning", "error"))
-    logs.add_argument("--grep", default="", metavar="TEXT", help="lines with this in them")
+    logs.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
     _every(logs)
-    events = add("events", looking.events, "print what happened: who, when, why")
-    alerts = add("alerts", looking.alerts, "print what deserves attention")
-    document = add("document", looking.document, "print what another such run is made of")
-    document.add_argument("--fork", action="store_true", help="with its newest checkpoint")
-    document.add_argument("--round", type=_counted(0, 2**31 - 1), help="with this checkpoint")
-    export = add("export", looking.export, "write every row of a table into a file")
-    stop = add("stop", acting.stop, "end a run at its newest round, or let a replica leave")
-    stop.add_argument("--replica", type=_counted(0, 99_999), help="only this one")
-    stop.add_argument("--force", action="store_true", help="end jobs at once")
-    stop.add_argument("--reason", default="", help="for the run's events")
-    pause = add("pause", acting.pause, "save and release the machines until it is resumed")
-    resume = add("resume", acting.resume, "go on with what is paused, or ended too early")
-    save = add("save", acting.save, "ask for a checkpoint of the next round")
-    describe = add("describe", acting.describe, "set notes and tags, or archive")
-    describe.add_argument("--notes", metavar="TEXT")
-    describe.add_argument("--tag", action="append", metavar="TAG", help="in place of all; '': none")
-    describe.add_argument("--archive", action="store_true", help="leave it out of lists")
-    describe.add_argument("--unarchive", action="store_true")
-    delete = add("delete", acting.delete, "delete a run that is over")
-    delete.add_argument("--name", help="the run's; asked for if it is not given")
-    delete.add_argument("--objects", action="store_true", help="and what is in its bucket")
-    restart = add("restart", acting.restart, "launch a replica anew, under its number")
-    scale = add("scale", acting.scale, "make a pool of replicas larger or smaller")
-    for made in (
-        show, watch, logs, events, alerts, document, export,
-        stop, pause, resume, save, describe, delete, restart, scale,
-    ):  # fmt: skip
-        made.add_argument("run", metavar="RUN")
+    commands.add_of_run("events", read_commands.events, "print the events of a run")
+    commands.add_of_run("alerts", read_commands.alerts, "print the alerts of a run")
+    export = commands.add_of_run(
+        "export", read_commands.export, "write all rows of a table to a file"
+    )
     export.add_argument("table", choices=TABLES)
     export.add_argument("--format", choices=FORMATS, default="csv")
     export.add_argument("-o", "--output", metavar="FILE", help="- is standard output")
-    restart.add_argument("replica", type=_counted(0, 99_999), metavar="REPLICA")
-    restart.add_argument("--force", action="store_true", help="end its job at once")
-    scale.add_argument("count", type=_counted(0, 1024), metavar="COUNT")
-    scale.add_argument("--pool", type=_counted(0, 2**31 - 1), help="its id, if there are several")
 
-    backends = add("backends", looking.backends, "list backends, hardware and prices")
-    settings = add("settings", looking.settings, "list the group settings and their defaults")
-    for made in (ls, show, backends, settings):
-        made.add_argument("--json", action="store_true", help="as the server says it")
-    return top
+
+def _add_write_commands(commands: Subparsers) -> None:
+    stop = commands.add_of_run(
+        "stop", write_commands.stop, "stop a run at its newest round, or stop one replica"
+    )
+    stop.add_argument("--replica", type=_counted(0, 99_999), help="only this replica")
+    stop.add_argument("--force", action="store_true", help="end jobs immediately")
+    stop.add_argument("--reason", default="", help="reason shown in the run's events")
+    commands.add_of_run("pause", write_commands.pause, "save a checkpoint and release the machines")
+    commands.add_of_run("resume", write_commands.resume, "resume a paused or failed run")
+    commands.add_of_run("save", write_commands.save, "request a checkpoint of the next round")
+    describe = commands.add_of_run(
+        "describe", write_commands.describe, "set notes and tags, or archive a run"
+    )
+    describe.add_argument("--notes", metavar="TEXT")
+    describe.add_argument(
+        "--tag", action="append", metavar="TAG", help="replaces all tags; '' removes them"
+    )
+    describe.add_argument("--archive", action="store_true", help="hide the run from lists")
+    describe.add_argument("--unarchive", action="store_true")
+    delete = commands.add_of_run("delete", write_commands.delete, "delete a finished run")
+    delete.add_argument("--name", help="the run's name; read from standard input if left out")
+    delete.add_argument("--objects", action="store_true", help="also delete its bucket objects")
+    restart = commands.add_of_run(
+        "restart", write_commands.restart, "restart a replica under the same number"
+    )
+    restart.add_argument("replica", type=_counted(0, 99_999), metavar="REPLICA")
+    restart.add_argument("--force", action="store_true", help="end its job immediately")
+    scale = commands.add_of_run(
+        "scale", write_commands.scale, "change the number of replicas of a pool"
+    )
+    scale.add_argument("count", type=_counted(0, 1024), metavar="COUNT")
+    scale.add_argument(
+        "--pool", type=_counted(0, 2**31 - 1), help="id of the pool, if the run has several"
+    )
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print the server's JSON")
 
 
 def _every(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--every", type=_seconds, default=POLL_S, metavar="SECONDS", help="between two looks"
+        "--every", type=_seconds, default=POLL_S, metavar="SECONDS", help="polling interval"
     )
 
 

@@ -1,4 +1,4 @@
-"""The API as methods. Blocking; one object may be used by many threads."""
+"""Client of the HTTP API. Blocking; one client can be shared by threads."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ from archipelago.rows import (
     Event,
     LogLine,
     Me,
-    Page,
     Pool,
     Replica,
     Run,
+    RunHeader,
+    RunPage,
     Scaled,
 )
 from archipelago.transport import Http
 
 POLL_S = 2.0
 SHORTEST = 4
-"""Characters of an id that may stand for it."""
+"""Minimum length of an id prefix that identifies a run."""
 
 
 class Client:
-    """``client.submit(document)``, ``client.watch(run.id)`` and so on. Every method raises
-    :class:`~archipelago.errors.ApiError` when the server cannot be asked or says no."""
+    """Methods of the API: ``client.submit(document)``, ``client.watch(run.id)`` and so on.
+
+    Every method raises :class:`~archipelago.errors.ApiError` if the server is unreachable or
+    rejects the request.
+    """
 
     def __init__(
         self,
@@ -49,23 +53,23 @@ class Client:
 
     @classmethod
     def from_login(cls, **options: Any) -> Client:
-        """As ``archipelago login`` has left it, or as the environment has it."""
+        """A client for the server of ``archipelago login`` or of the environment variables."""
         login = read_login()
         return cls(login.url, login.token, **options)
 
-    # Looking.
+    # Read.
 
     def me(self) -> Me:
         return Me.of(self._get("/me"))
 
     def backends(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._get("/backends")
-        return found
+        result: list[dict[str, Any]] = self._get("/backends")
+        return result
 
     def settings(self) -> list[dict[str, Any]]:
-        """The schema of the group settings."""
-        found: list[dict[str, Any]] = self._get("/settings")
-        return found
+        """The schema of the group settings: name, default, bounds and help of each."""
+        result: list[dict[str, Any]] = self._get("/settings")
+        return result
 
     def runs(
         self,
@@ -77,18 +81,26 @@ class Client:
         query: str = "",
         before: str | None = None,
         limit: int = 50,
-    ) -> Page:
-        """One page, newest first. ``query`` is as in the list's own box: ``state:running loss<3``;
-        archived runs are left out unless it asks for them."""
-        found = self._get(
-            "/runs",
-            state=list(states), owner=owner, backend=backend, name=name, q=query, before=before,
-            limit=limit,
-        )  # fmt: skip
-        return Page(runs=tuple(Run.of(row) for row in found["runs"]), next=found["next"])
+    ) -> RunPage:
+        """One page of runs, newest first.
 
-    def every_run(self, **filters: Any) -> Iterator[Run]:
-        """Page by page, as far as somebody reads."""
+        ``query`` has the syntax of the search field, e.g. ``state:running loss<3``. Archived runs
+        are left out unless it includes them. ``before`` is the ``next`` of the previous page.
+        """
+        page = self._get(
+            "/runs",
+            state=list(states),
+            owner=owner,
+            backend=backend,
+            name=name,
+            q=query,
+            before=before,
+            limit=limit,
+        )
+        return RunPage(runs=[RunHeader.of(row) for row in page["runs"]], next=page["next"])
+
+    def every_run(self, **filters: Any) -> Iterator[RunHeader]:
+        """All runs, fetched page by page as the iterator is consumed."""
         before: str | None = None
         while True:
             page = self.runs(before=before, limit=200, **filters)
@@ -98,24 +110,24 @@ class Client:
             before = page.next
 
     def run(self, run: str) -> Run:
-        """With ``settings``, ``workload`` and ``pools`` in ``raw``."""
+        """One run, with its settings and pools."""
         return Run.of(self._get(f"/runs/{quote(run)}"))
 
     def info(self, run: str) -> dict[str, Any]:
-        """What a client of the group has to know: see ``docs/api.md``."""
-        found: dict[str, Any] = self._get(f"/runs/{quote(run)}/info")
-        return found
+        """What a client of the group must match: see ``docs/api.md``."""
+        result: dict[str, Any] = self._get(f"/runs/{quote(run)}/info")
+        return result
 
     def pools(self, run: str) -> list[Pool]:
-        return [Pool.of(row) for row in self.run(run).raw["pools"]]
+        return self.run(run).pools
 
     def replicas(self, run: str) -> list[Replica]:
         return [Replica.of(row) for row in self._get(f"/runs/{quote(run)}/replicas")]
 
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> list[Event]:
-        """Oldest first, those after the id ``after``."""
-        found = self._get(f"/runs/{quote(run)}/events", after=after, limit=limit)
-        return [Event.of(row) for row in found]
+        """Events with an id above ``after``, oldest first."""
+        result = self._get(f"/runs/{quote(run)}/events", after=after, limit=limit)
+        return [Event.of(row) for row in result]
 
     def logs(
         self,
@@ -127,24 +139,28 @@ class Client:
         after: int | None = None,
         limit: int = 500,
     ) -> list[LogLine]:
-        """Oldest first: those after the id ``after``, or the newest."""
-        found = self._get(
+        """Log lines, oldest first: those with an id above ``after``, or the newest ``limit``."""
+        rows = self._get(
             f"/runs/{quote(run)}/logs",
-            replica=replica, level=level, text=text, after=after, limit=limit,
-        )  # fmt: skip
-        return [LogLine.of(row) for row in found]
+            replica=replica,
+            level=level,
+            text=text,
+            after=after,
+            limit=limit,
+        )
+        return [LogLine.of(row) for row in rows]
 
     def points(
         self, run: str, series: str, *, replica: int | None = None, max_points: int = 2000
     ) -> dict[str, Any]:
-        """One curve in columns; see ``docs/api.md``."""
-        found: dict[str, Any] = self._get(
+        """One chart series in columns; see ``docs/api.md``."""
+        result: dict[str, Any] = self._get(
             f"/runs/{quote(run)}/points", series=series, replica=replica, max_points=max_points
         )
-        return found
+        return result
 
     def export(self, run: str, table: str, format: str, *, to: Path) -> int:
-        """Every row into the file ``to``, which appears when it is whole; its size in bytes."""
+        """Write all rows to the file ``to``, atomically. Returns its size in bytes."""
         part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
         size = 0
         try:
@@ -160,57 +176,62 @@ class Client:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
 
     def alerts(self, run: str) -> list[Alert]:
-        """Open ones first, then newest first."""
+        """Open alerts first, then the newest."""
         return [Alert.of(row) for row in self._get(f"/runs/{quote(run)}/alerts")]
 
     def document(self, run: str, *, fork: bool = False, round: int | None = None) -> dict[str, Any]:
-        """What :meth:`submit` makes another such run of. ``fork``: with the weights of a
-        checkpoint, the newest unless ``round`` names another."""
-        query = {"fork": "true" if fork else None, "round": round}
-        found: dict[str, Any] = self._get(f"/runs/{quote(run)}/document", **query)
-        return found
+        """The document that creates the same run with :meth:`submit`.
 
-    # Acting.
+        ``fork``: start from the weights of a checkpoint, by default the newest; ``round`` selects
+        another.
+        """
+        query = {"fork": "true" if fork else None, "round": round}
+        result: dict[str, Any] = self._get(f"/runs/{quote(run)}/document", **query)
+        return result
+
+    # Write.
 
     def submit(self, document: Mapping[str, Any], *, key: str | None = None) -> Run:
-        """Make a run of the document and launch it. ``key``: sent again with it, it is the same
-        run; one is made up, so that a lost answer makes no second run."""
-        _, found = self._http.call(
+        """Create a run from the document and launch it.
+
+        ``key`` is the idempotency key: the same key returns the same run. By default a random key
+        is sent, so that a retry after a lost response creates no second run.
+        """
+        _, response = self._http.call(
             "POST",
             "/runs",
             body=dict(document),
             headers={"Idempotency-Key": key or secrets.token_urlsafe(24)},
             again=True,
         )
-        return Run.of(found)
+        return Run.of(response)
 
     def plan(self, document: Mapping[str, Any], *, ask: bool = True) -> dict[str, Any]:
-        """``estimate`` and ``problems`` of a document; nothing is started. ``ask`` False leaves
-        out what backends and bucket would say."""
+        """``estimate`` and ``problems`` of a document; nothing is started. ``ask=False`` skips the
+        checks that call backends and the bucket."""
         query = {"ask": "true" if ask else "false"}
-        _, found = self._http.call("POST", "/plan", body=dict(document), query=query, again=True)
-        plan: dict[str, Any] = found
+        _, response = self._http.call("POST", "/plan", body=dict(document), query=query, again=True)
+        plan: dict[str, Any] = response
         return plan
 
     def upload(self, data: bytes) -> str:
-        """A zip of Python files; its sha256, for ``archive`` of a workload."""
-        _, found = self._http.call(
+        """Upload a zip of Python files. Returns its sha256, for ``archive`` of a workload."""
+        _, response = self._http.call(
             "POST", "/archives", data=data, headers={"Content-Type": "application/zip"}, again=True
         )
-        return str(found["sha256"])
+        return str(response["sha256"])
 
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
-        body = {"reason": reason, "force": force}
-        return Done.of(self._post(f"/runs/{quote(run)}/stop", body))
+        return self._act(run, "stop", reason=reason, force=force)
 
     def pause(self, run: str) -> Done:
-        return Done.of(self._post(f"/runs/{quote(run)}/pause", {}))
+        return self._act(run, "pause")
 
     def resume(self, run: str) -> Done:
-        return Done.of(self._post(f"/runs/{quote(run)}/resume", {}))
+        return self._act(run, "resume")
 
     def save(self, run: str) -> Done:
-        return Done.of(self._post(f"/runs/{quote(run)}/save", {}))
+        return self._act(run, "save")
 
     def describe(
         self,
@@ -220,30 +241,25 @@ class Client:
         tags: Sequence[str] | None = None,
         archived: bool | None = None,
     ) -> Done:
-        """What is None stays as it is."""
-        wanted = {
-            "notes": notes, "tags": None if tags is None else list(tags), "archived": archived
-        }  # fmt: skip
-        body = {name: value for name, value in wanted.items() if value is not None}
-        return Done.of(self._post(f"/runs/{quote(run)}/describe", body))
+        """Change the fields that are not None."""
+        fields = {"notes": notes, "tags": None if tags is None else [*tags], "archived": archived}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return self._act(run, "describe", **given)
 
     def delete(self, run: str, *, name: str, objects: bool = False) -> Done:
-        """``name`` is the run's, as a precaution; ``objects``: what is in its bucket as well."""
-        return Done.of(self._post(f"/runs/{quote(run)}/delete", {"name": name, "objects": objects}))
+        """Delete a finished run. ``name`` must equal the run's name, as a confirmation;
+        ``objects``: also delete its objects in the bucket."""
+        return self._act(run, "delete", name=name, objects=objects)
 
     def deletion(self, run: str) -> DeletionPlan:
-        """What :meth:`delete` with ``objects`` would delete, and what it would keep."""
+        """The objects that :meth:`delete` with ``objects`` would delete and keep."""
         return DeletionPlan.of(self._get(f"/runs/{quote(run)}/deletion"))
 
     def stop_replica(self, run: str, number: int, *, force: bool = False) -> Done:
-        return Done.of(
-            self._post(f"/runs/{quote(run)}/replicas/{int(number)}/stop", {"force": force})
-        )
+        return self._act(run, f"replicas/{int(number)}/stop", force=force)
 
     def restart_replica(self, run: str, number: int, *, force: bool = False) -> Done:
-        return Done.of(
-            self._post(f"/runs/{quote(run)}/replicas/{int(number)}/restart", {"force": force})
-        )
+        return self._act(run, f"replicas/{int(number)}/restart", force=force)
 
     def scale(self, run: str, pool: int, count: int) -> Scaled:
         return Scaled.of(
@@ -253,26 +269,26 @@ class Client:
     def add_pool(self, run: str, pool: Mapping[str, Any]) -> Pool:
         return Pool.of(self._post(f"/runs/{quote(run)}/pools", dict(pool)))
 
-    # Waiting.
+    # Wait.
 
     def watch(self, run: str, *, poll_s: float = POLL_S) -> Iterator[Run]:
-        """The run as it is, again and again until it is over."""
+        """Poll the run every ``poll_s`` seconds until it ends, and yield each version."""
         while True:
-            found = self.run(run)
-            yield found
-            if found.ended:
+            matches = self.run(run)
+            yield matches
+            if matches.ended:
                 return
             self.sleep(poll_s)
 
-    def find(self, wanted: str) -> Run:
-        """A run by its id, the beginning of one, its name (the newest so called), or ``last``.
+    def find(self, wanted: str) -> RunHeader:
+        """A run by id, first characters of an id, name (the newest run with it), or ``last``.
 
-        Raises :class:`NotFound`, also where a beginning fits several.
+        Raises :class:`NotFound` if there is none, or if an id prefix matches several.
         """
         if wanted == "last":
             newest = self.runs(limit=1).runs
             if not newest:
-                raise NotFound("there is no run yet")
+                raise NotFound("no runs yet")
             return newest[0]
         if len(wanted) == 36 and wanted.count("-") == 4:
             return self.run(wanted)
@@ -281,12 +297,15 @@ class Client:
             return named[0]
         if len(wanted) < SHORTEST:
             raise NotFound(f"expected {SHORTEST} characters of an id, or a name, found {wanted!r}")
-        found = [run for run in self.every_run() if run.id.startswith(wanted.lower())]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise NotFound(f"expected a run's id, its beginning or its name, found {wanted!r}")
-        raise NotFound(f"expected one run, found {len(found)} whose id begins with {wanted!r}")
+        matches = [run for run in self.every_run() if run.id.startswith(wanted.lower())]
+        if len(matches) == 1:
+            return matches[0]
+        if not matches:
+            raise NotFound(f"expected an id, the start of an id, or a name, found {wanted!r}")
+        raise NotFound(f"expected one run, found {len(matches)} whose ids start with {wanted!r}")
+
+    def _act(self, run: str, action: str, **body: Any) -> Done:
+        return Done.of(self._post(f"/runs/{quote(run)}/{action}", body))
 
     def _get(self, path: str, **query: Any) -> Any:
         return self._http.call("GET", path, query=query)[1]

@@ -1,4 +1,4 @@
-"""``run.toml``: a run as a person writes it down."""
+"""Read run documents: ``run.toml`` or JSON, with the code folder they refer to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from archipelago.client import Client
 from archipelago.errors import Invalid
 
 EXAMPLE = """\
-# A run. What is left out has its default: `archipelago settings` lists all group settings,
+# A run. Omitted fields have their defaults: `archipelago settings` lists the group settings,
 # `archipelago backends` the hardware and its prices.
 name = "First run"
-time_limit_s = 1800          # 0: none
-budget_usd = 0.0             # 0: none
-# rendezvous = "s3://bucket/runs/first"     # left out, the server chooses
-# store_credential = "bucket"               # the name of a credential of kind store
+time_limit_s = 1800          # 0: no limit
+budget_usd = 0.0             # 0: no limit
+# rendezvous = "s3://bucket/runs/first"     # default: chosen by the server
+# store_credential = "bucket"               # name of a credential of kind store
 
 [settings]
 sync_every = 90              # inner steps between two exchanges
@@ -49,12 +49,13 @@ count = 4
 # region = "us-east"
 # spot = true
 # timeout_s = 43200
-# credential = "modal-team"  # left out, the server's own environment
+# credential = "modal-team"  # default: the environment of the server
 """
 
 
 def read_document(name: str) -> dict[str, Any]:
-    """TOML, or JSON by the file's name or its first character; ``-`` is standard input."""
+    """Parse a document. It is JSON if its name or first character indicates it, otherwise TOML;
+    ``-`` is standard input."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
     except OSError as error:
@@ -63,30 +64,30 @@ def read_document(name: str) -> dict[str, Any]:
         raise Invalid(f"{name}: expected text in UTF-8") from None
     try:
         if name.endswith(".json") or text.lstrip().startswith("{"):
-            found = json.loads(text)
+            document = json.loads(text)
         else:
-            found = tomllib.loads(text)
+            document = tomllib.loads(text)
     except ValueError as error:
         raise Invalid(f"{name}: {error}") from None
-    if not isinstance(found, dict):
-        raise Invalid(f"{name}: expected an object, found {type(found).__name__}")
+    if not isinstance(document, dict):
+        raise Invalid(f"{name}: expected an object, found {type(document).__name__}")
     try:
-        json.dumps(found, allow_nan=False)
+        json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Invalid(f"{name}: expected text, numbers, lists and tables: {error}") from None
-    return found
+    return document
 
 
 def with_code(client: Client, document: dict[str, Any], beside: str) -> dict[str, Any]:
-    """A workload's ``archive`` that is a folder or a zip is uploaded, and named by what it holds.
-    Paths are those of the file ``beside``."""
+    """The document with the workload's ``archive`` uploaded, if it names a folder or a zip, and
+    replaced by its sha256. Paths are relative to the file ``beside``."""
     workload = document.get("workload")
     if not isinstance(workload, dict):
         return document
-    named = workload.get("archive")
-    if not isinstance(named, str) or not named or re.fullmatch(r"[0-9a-f]{64}", named):
+    name = workload.get("archive")
+    if not isinstance(name, str) or not name or re.fullmatch(r"[0-9a-f]{64}", name):
         return document
-    path = (Path() if beside == "-" else Path(beside).parent) / named
+    path = (Path() if beside == "-" else Path(beside).parent) / name
     try:
         data = _zipped(path) if path.is_dir() else path.read_bytes()
     except OSError as error:
@@ -95,12 +96,12 @@ def with_code(client: Client, document: dict[str, Any], beside: str) -> dict[str
 
 
 def _zipped(folder: Path) -> bytes:
-    """The same bytes of the same files, so that they are stored once."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    """Pack a folder. Equal files give equal bytes, so that the server stores them once."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
             if path.is_file() and not hidden:
                 archive.writestr(zipfile.ZipInfo(name.as_posix()), path.read_bytes())
-    return packed.getvalue()
+    return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""What can go wrong, one type for each thing a person does about it, and the status a shell gets.
+"""Errors of the client: one type per distinct reaction, each with its exit status.
 
-Status 1 is a run that did not succeed, 2 a command that was not understood (argparse's own), and
+Exit status 1 is a run that did not succeed, 2 a command line that could not be parsed (argparse),
 130 Ctrl-C.
 """
 
@@ -20,7 +20,8 @@ class FieldProblem:
 
 
 class ApiError(Exception):
-    """The server said no, or something nobody foresaw. ``status`` is HTTP's; 0: no answer."""
+    """The server rejected the request, or an unexpected error. ``status`` is the HTTP status, 0 if
+    there was no response."""
 
     exit_code = 9
 
@@ -30,19 +31,19 @@ class ApiError(Exception):
 
 
 class Unreachable(ApiError):
-    """No answer; trying again may help."""
+    """The server did not respond. A retry can succeed."""
 
     exit_code = 3
 
 
 class LoginNeeded(ApiError):
-    """No token, or one that the server does not take."""
+    """No token, or a token that the server rejects."""
 
     exit_code = 4
 
 
 class Refused(ApiError):
-    """The token's scope, or its owner's role, is not enough."""
+    """The scopes of the token, or the role of its owner, do not allow the request."""
 
     exit_code = 4
 
@@ -52,7 +53,7 @@ class NotFound(ApiError):
 
 
 class Invalid(ApiError):
-    """What was sent is wrong; ``problems`` say where."""
+    """The request is invalid; ``problems`` lists the fields."""
 
     exit_code = 6
 
@@ -64,6 +65,6 @@ class Invalid(ApiError):
 
 
 class Conflict(ApiError):
-    """It cannot be done in the state the run or the replica is in."""
+    """The state of the run or the replica does not allow the action."""
 
     exit_code = 7

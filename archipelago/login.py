@@ -1,5 +1,5 @@
-"""Which server, and with what token: from the environment, else from a file that only its owner
-can read."""
+"""The server's URL and token, from environment variables or from a file that only its owner can
+read."""
 
 from __future__ import annotations
 
@@ -31,53 +31,54 @@ def login_file() -> Path:
 
 
 def read_login() -> Login:
-    """``ARCHIPELAGO_URL`` and ``ARCHIPELAGO_TOKEN``, each over what the file has."""
+    """The login file, overridden by ``ARCHIPELAGO_URL`` and ``ARCHIPELAGO_TOKEN``."""
     stored: dict[str, str] = {}
     path = login_file()
     try:
-        found = json.loads(path.read_text())
-        stored = {name: str(found[name]) for name in ("url", "token")}
+        stored_login = json.loads(path.read_text())
+        stored = {name: str(stored_login[name]) for name in ("url", "token")}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoginNeeded(
-            f"expected url and token in {path}, found {error!r}: archipelago login URL"
+            f"expected url and token in {path}, found {error!r}: run archipelago login URL"
         ) from None
     url = os.environ.get("ARCHIPELAGO_URL") or stored.get("url", "")
     token = os.environ.get("ARCHIPELAGO_TOKEN") or ""
     if not token and url == stored.get("url"):
-        token = stored.get("token", "")  # another server's is not for this one
+        token = stored.get("token", "")  # never send the token of another server
     if not url or not token:
         what = "server" if not url else f"token for {url}"
-        raise LoginNeeded(f"no {what} is known yet: archipelago login URL")
+        raise LoginNeeded(f"no {what} is configured: run archipelago login URL")
     return Login(url=check_url(url), token=token)
 
 
 def write_login(login: Login) -> Path:
-    """Whole or not at all, and never readable by others."""
+    """Write the login file atomically, readable only by its owner."""
     path = login_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w") as file:
             json.dump({"url": login.url, "token": login.token}, file)
-        made.replace(path)
+        temporary.replace(path)
     except BaseException:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
 
 def forget_login() -> bool:
+    """Delete the login file. Returns whether there was one."""
     path = login_file()
-    there = path.exists()
+    existed = path.exists()
     path.unlink(missing_ok=True)
-    return there
+    return existed
 
 
 def check_url(url: str) -> str:
-    """Without its last slash. ``ValueError`` for what is not http or https."""
+    """The URL without a trailing slash. Raises ``ValueError`` unless it is http or https."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"expected a URL such as https://archipelago.example, found {url!r}")
@@ -85,6 +86,6 @@ def check_url(url: str) -> str:
 
 
 def is_exposed(url: str) -> bool:
-    """A token sent there can be read on the way."""
+    """Whether a token sent to this URL can be intercepted."""
     parts = urlsplit(url)
     return parts.scheme == "http" and parts.hostname not in LOOPBACK

@@ -1,8 +1,8 @@
-"""Numbers, tables, colour and the progress line, as a terminal shows them.
+"""Format numbers, tables, colour and the progress line for a terminal.
 
-On a terminal the progress line is kept up to date; elsewhere (a log, a pipe) there is a line per
-round and per change of state. Colour only on a terminal, and never with ``NO_COLOR`` set
-(https://no-color.org). Unknown is an en dash, never 0.
+On a terminal the progress line is updated in place; elsewhere (a log, a pipe) a line is printed per
+round and per state change. Colour is used only on a terminal and without ``NO_COLOR``
+(https://no-color.org). An unknown value is an en dash, never 0.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from archipelago.rows import Run
+from archipelago.rows import RunHeader
 
 UNKNOWN = "–"
 _CLEAR = "\r\x1b[K"
 _COLOURS = {
-    "running": "34", "succeeded": "32", "failed": "31", "degraded": "33", "stalled": "33",
-    "lost": "31", "suspect": "33", "error": "31", "warning": "33", "cancelled": "90",
-}  # fmt: skip
+    "running": "34",
+    "succeeded": "32",
+    "failed": "31",
+    "degraded": "33",
+    "stalled": "33",
+    "lost": "31",
+    "suspect": "33",
+    "error": "31",
+    "warning": "33",
+    "cancelled": "90",
+}
 
 
 def has_colour(out: TextIO) -> bool:
@@ -34,13 +42,14 @@ def painted(text: str, state: str, *, colour: bool) -> str:
 
 
 def safe(text: str) -> str:
-    """On one line, without what a terminal would obey: names come from other people."""
+    """The text with control characters and line breaks replaced: names come from other users, and
+    must not send escape sequences to the terminal."""
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
 
 
 def block(text: str) -> str:
-    """A message that can have several lines, each :func:`safe`. Those after the first are indented,
-    so that no line passes for a message of its own."""
+    """A message of one or more lines, each :func:`safe`. Continuation lines are indented, so that
+    none can pass for a separate message."""
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     return "\n    ".join(safe(line) for line in lines)
 
@@ -72,7 +81,7 @@ def percent(value: float | None) -> str:
 
 
 def money(value: float | None, *, known: bool = True) -> str:
-    """``>`` where part of it is not known."""
+    """Dollars; ``>`` marks a sum with unknown parts."""
     if value is None or not (value or known):
         return "unknown"
     return f"{'' if known else '>'}${value:,.2f}"
@@ -92,15 +101,15 @@ def moment(text: str | None) -> datetime | None:
 
 
 def local_time(text: str | None) -> str:
-    found = moment(text)
-    return found.astimezone().strftime("%Y-%m-%d %H:%M:%S") if found else UNKNOWN
+    parsed = moment(text)
+    return parsed.astimezone().strftime("%Y-%m-%d %H:%M:%S") if parsed else UNKNOWN
 
 
 def age(text: str | None, *, now: datetime | None = None) -> str:
-    found = moment(text)
-    if found is None:
+    parsed = moment(text)
+    if parsed is None:
         return UNKNOWN
-    seconds = ((now or datetime.now(UTC)) - found).total_seconds()
+    seconds = ((now or datetime.now(UTC)) - parsed).total_seconds()
     for unit, suffix in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{seconds // unit:.0f} {suffix}"
@@ -108,7 +117,7 @@ def age(text: str | None, *, now: datetime | None = None) -> str:
 
 
 def bar(fraction: float, width: int = 20) -> str:
-    """Eighths of a block, so that it moves."""
+    """A bar with a resolution of an eighth of a character."""
     eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
     full, part = divmod(eighths, 8)
     text = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
@@ -116,7 +125,7 @@ def bar(fraction: float, width: int = 20) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> list[str]:
-    """Lines; ``right`` has an ``r`` at the place of each column that is aligned to the right."""
+    """Lines of an aligned table. ``right`` has an ``r`` for each right-aligned column."""
     cells = [list(heads), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     aligned = right.ljust(len(heads), "l")
@@ -129,47 +138,61 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "
     ]
 
 
-class Progress:
-    """Shows a run as it comes along."""
+class StatusLine:
+    """A line that is updated in place on a terminal; elsewhere one line per change."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self._live = out.isatty()
-        self._shown: tuple[object, ...] = ()
+        self._shown: object = None
         self._pending = False
 
-    def show(self, run: Run, *, now: datetime) -> None:
-        line = progress_line(run, now=now)
+    def update(
+        self, line: str, *, change: object, paint: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """Show ``line``. Elsewhere than on a terminal it is printed if ``change`` differs from
+        that of the line before."""
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            # Cut before it is painted: what cannot be seen has no width.
-            shown = painted(line[:width], run.state, colour=has_colour(self.out))
-            self._write(_CLEAR + shown)
+            # Truncate before colouring: escape sequences have no width.
+            self._write(_CLEAR + paint(line[:width]))
             self._pending = True
-        elif self._shown != (run.state, run.committed_rounds):
-            self._shown = (run.state, run.committed_rounds)
+        elif self._shown != change:
+            self._shown = change
             self._write(line + "\n")
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the one that is kept up to date."""
+    def log(self, text: str) -> None:
+        """Print a line above the status line."""
         self._write(f"{_CLEAR if self._pending else ''}{text}\n")
         self._pending = False
 
     def finish(self) -> None:
-        """Leave the last progress line standing."""
+        """Keep the last status line."""
         if self._pending:
             self._write("\n")
             self._pending = False
 
     def _write(self, text: str) -> None:
+        # A closed terminal must not keep a process from shutting down cleanly.
         with contextlib.suppress(OSError):
             self.out.write(text)
             self.out.flush()
 
 
-def progress_line(run: Run, *, now: datetime) -> str:
-    begun, over = moment(run.created_at), moment(run.ended_at)
-    elapsed_s = ((over or now) - begun).total_seconds() if begun else None
+class Progress(StatusLine):
+    """The progress display of one run."""
+
+    def show(self, run: RunHeader, *, now: datetime) -> None:
+        def paint(text: str) -> str:
+            return painted(text, run.state, colour=has_colour(self.out))
+
+        change = (run.state, run.committed_rounds)
+        self.update(progress_line(run, now=now), change=change, paint=paint)
+
+
+def progress_line(run: RunHeader, *, now: datetime) -> str:
+    started, ended = moment(run.created_at), moment(run.ended_at)
+    elapsed_s = ((ended or now) - started).total_seconds() if started else None
     parts = [
         f"{run.state:<9} {bar(run.fraction)} {run.committed_rounds}/{run.total_rounds}",
         f"loss {loss(run.train_loss)}",

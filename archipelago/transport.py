@@ -1,7 +1,7 @@
-"""One request, and its errors in our words.
+"""HTTP requests to the API, and the mapping of their failures to the client's errors.
 
-A redirect is not followed: it would carry the token to wherever it leads. What can be sent twice
-without harm is sent again when the server does not answer or is not ready (502, 503, 504).
+Redirects are not followed: the token would be sent to another host. Idempotent requests are retried
+if the server does not respond or is not ready (502, 503, 504).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from archipelago.errors import (
 
 NOT_READY = frozenset({502, 503, 504})
 CHUNK = 1 << 16
+_ERRORS = {401: LoginNeeded, 403: Refused, 404: NotFound, 409: Conflict}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -43,7 +44,7 @@ _opener = urllib.request.build_opener(_NoRedirect)
 
 @dataclass(frozen=True, kw_only=True)
 class Http:
-    """``url`` is the server's, without ``/api``."""
+    """A connection to one server. ``url`` is its base URL, without ``/api``."""
 
     url: str
     token: str
@@ -62,23 +63,23 @@ class Http:
         headers: Mapping[str, str] | None = None,
         again: bool | None = None,
     ) -> tuple[int, Any]:
-        """Status and answer. ``body`` is sent as JSON, or ``data`` as it is. ``again``: it may be
-        sent twice; by default what only looks may."""
+        """Status and parsed JSON of one request. ``body`` is sent as JSON, ``data`` unchanged.
+        ``again``: whether the request can be retried; by default only GET is."""
         kind = {} if body is None else {"Content-Type": "application/json"}
         sent = data if body is None else json.dumps(body).encode()
         with self._open(method, path, query, sent, kind | dict(headers or {}), again) as response:
-            found = _read(response)
+            content = _read(response)
             try:
-                return response.status, json.loads(found)
+                return response.status, json.loads(content)
             except ValueError:
                 raise ApiError(
-                    f"expected JSON from {self.url}{path}, found {found[:60]!r}: is it an "
+                    f"expected JSON from {self.url}{path}, found {content[:60]!r}: is it an "
                     "Archipelago server?",
                     status=response.status,
                 ) from None
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """The body of a GET, in pieces. A body that ends too soon is :class:`Unreachable`."""
+        """The body of a GET, in chunks. Raises :class:`Unreachable` if it is truncated."""
         with self._open("GET", path, None, None, {}, True) as response:
             while chunk := _read(response, CHUNK):
                 yield chunk
@@ -109,11 +110,11 @@ class Http:
             yield response
 
     def _answer(self, request: urllib.request.Request, tries: int) -> http.client.HTTPResponse:
-        for turn in range(tries):
-            last = turn == tries - 1
+        for attempt in range(tries):
+            last = attempt == tries - 1
             try:
-                found: http.client.HTTPResponse = _opener.open(request, timeout=self.timeout_s)
-                return found
+                response: http.client.HTTPResponse = _opener.open(request, timeout=self.timeout_s)
+                return response
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in NOT_READY or last:
@@ -121,8 +122,8 @@ class Http:
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
                 if last:
                     reason = getattr(error, "reason", None) or error
-                    raise Unreachable(f"{self.url} does not answer: {reason}") from None
-            self.sleep(0.5 * 2**turn * random.uniform(0.5, 1.5))
+                    raise Unreachable(f"{self.url} does not respond: {reason}") from None
+            self.sleep(0.5 * 2**attempt * random.uniform(0.5, 1.5))
         raise AssertionError("at least one try")
 
 
@@ -130,12 +131,12 @@ def _read(response: http.client.HTTPResponse, size: int | None = None) -> bytes:
     try:
         return response.read(size)
     except (http.client.HTTPException, OSError) as error:
-        raise Unreachable(f"the connection broke while the answer came: {error!r}") from None
+        raise Unreachable(f"the connection was lost while reading: {error!r}") from None
 
 
 def _query(query: Mapping[str, Any] | None) -> str:
-    given = {k: v for k, v in (query or {}).items() if v is not None and v != "" and v != []}
-    return f"?{urlencode(given, doseq=True)}" if given else ""
+    parameters = {k: v for k, v in (query or {}).items() if v is not None and v != "" and v != []}
+    return f"?{urlencode(parameters, doseq=True)}" if parameters else ""
 
 
 def _error_of(error: urllib.error.HTTPError, url: str) -> ApiError:
@@ -150,16 +151,10 @@ def _error_of(error: urllib.error.HTTPError, url: str) -> ApiError:
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         detail, problems = f"{status} {error.reason}", ()
     if 300 <= status < 400:
-        there = error.headers.get("Location", "elsewhere")
-        return ApiError(f"expected the API at {url}, found a redirect to {there}", status=status)
-    if status == 401:
-        return LoginNeeded(detail, status=status)
-    if status == 403:
-        return Refused(detail, status=status)
-    if status == 404:
-        return NotFound(detail, status=status)
-    if status == 409:
-        return Conflict(detail, status=status)
+        location = error.headers.get("Location", "elsewhere")
+        return ApiError(f"expected the API at {url}, found a redirect to {location}", status=status)
+    if status in _ERRORS:
+        return _ERRORS[status](detail, status=status)
     if status in (400, 413, 422):
         return Invalid(detail, status=status, problems=problems)
     if status in NOT_READY:

@@ -1,4 +1,4 @@
-"""A real server, a login file of the test's own, and the command line as a person calls it."""
+"""A live server, a login file per test, and the command line as a fixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.browser import seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -26,7 +26,7 @@ def _own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ARCHIPELAGO_LOGIN", str(tmp_path / "config" / "login.json"))
     monkeypatch.setenv("no_proxy", "*")
-    # There is no broker, and waiting for it would take most of the time.
+    # Without a broker: waiting for it would take most of the time.
     monkeypatch.setattr("runs.task_queue._send", lambda *_: None)
 
 
@@ -44,15 +44,15 @@ def token_of(db: None) -> Callable[..., str]:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    def run(*arguments: str) -> Said:
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
+    def run(*arguments: str) -> CommandResult:
         capsys.readouterr()
         try:
             code = main(arguments)
         except SystemExit as error:
             code = int(error.code or 0)
-        said = capsys.readouterr()
-        return Said(code=code, out=said.out, err=said.err)
+        result = capsys.readouterr()
+        return CommandResult(code=code, out=result.out, err=result.err)
 
     return run
 
@@ -61,7 +61,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 def signed_in(
     live_server: Any, token_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """As the owner of the seeded runs; the server's URL."""
+    """Sign in as the owner of the seeded runs. Yields the server's URL."""
     monkeypatch.setenv("ARCHIPELAGO_URL", live_server.url)
     monkeypatch.setenv("ARCHIPELAGO_TOKEN", token_of())
     yield live_server.url

@@ -1,4 +1,4 @@
-"""Every command against a real server."""
+"""Every command of the client against a live server."""
 
 from __future__ import annotations
 
@@ -37,56 +37,56 @@ def file(tmp_path: Path) -> Path:
 
 def test_every_command_is_documented() -> None:
     (commands,) = parser()._subparsers._group_actions  # type: ignore[union-attr]
-    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    reported = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     for name, command in commands.choices.items():  # type: ignore[union-attr]
-        assert f"archipelago {name}" in told, name
+        assert f"archipelago {name}" in reported, name
         for action in command._actions:
             for option in action.option_strings:
                 if option.startswith("--") and option != "--help":
-                    assert f"`{option}" in told or f" {option}" in told, (name, option)
+                    assert f"`{option}" in reported or f" {option}" in reported, (name, option)
 
 
 def test_ls(call: Call, run: Any) -> None:
     seed.run(run.owner, state="failed", name="Second", committed=0, age_s=60)
-    said = call("ls")
-    head, first, second = said.out.splitlines()
+    result = call("ls")
+    head, first, second = result.out.splitlines()
     assert head.split()[:4] == ["ID", "STATE", "NAME", "OWNER"]
     assert {first.split()[0], second.split()[0]} == {
         str(pk)[:8] for pk in type(run).objects.values_list("pk", flat=True)
     }
     only = call("ls", "--state", "failed", "--json")
     assert [row["name"] for row in json.loads(only.out)] == ["Second"]
-    assert call("ls", "--name", "nothing").err == "no run fits\n"
+    assert call("ls", "--name", "nothing").err == "no runs match\n"
     assert len(call("ls", "--all").out.splitlines()) == 3
     assert len(call("ls", "-n", "1").out.splitlines()) == 2
 
 
-def test_show_finds_a_run_by_whatever_it_is_called(call: Call, run: Any) -> None:
+def test_show_finds_a_run_by_id_prefix_name_or_last(call: Call, run: Any) -> None:
     for name in (str(run.pk), str(run.pk)[:6], "First run", "last"):
-        said = call("show", name)
-        assert said.code == 0, said.err
-        assert said.out.startswith(f"First run  {run.pk}\n")
-        assert "3 of 20" in said.out
+        result = call("show", name)
+        assert result.code == 0, result.err
+        assert result.out.startswith(f"First run  {run.pk}\n")
+        assert "3 of 20" in result.out
     for wrong, why in (("zz", "expected 4 characters"), ("zzzz", "found 'zzzz'")):
-        said = call("show", wrong)
-        assert said.code == 5
-        assert why in said.err
+        result = call("show", wrong)
+        assert result.code == 5
+        assert why in result.err
     assert json.loads(call("show", "last", "--json").out)["settings"]["sync_every"] == 40
 
 
-def test_a_message_of_several_lines_keeps_them() -> None:
+def test_block_indents_continuation_lines() -> None:
     shown = terminal.block("first\nsecond \x1b[2J\r\nthird\n")
     assert shown == "first\n    second \ufffd[2J\n    third"
 
 
-def test_the_command_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("archipelago ")
 
 
-def test_names_cannot_paint_on_the_terminal(call: Call, run: Any) -> None:
+def test_names_cannot_send_escape_sequences(call: Call, run: Any) -> None:
     type(run).objects.update(name="\x1b[2Jevil\nrun")
     for command in (("ls",), ("show", "last"), ("watch", "last")):
         type(run).objects.update(state="succeeded")
@@ -96,15 +96,15 @@ def test_names_cannot_paint_on_the_terminal(call: Call, run: Any) -> None:
 
 
 def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
-    said = call("plan", str(file), "--offline")
-    assert said.code == 0, said.err
-    assert "a round moves" in said.out
-    said = call("submit", str(file), "-q", "--key", "one")
-    assert said.code == 0, said.err
-    made = type(run).objects.get(pk=said.out.strip())
-    assert (made.name, made.owner.username, made.submit_key) == ("Sent", "owner", "one")
-    assert made.group_settings["num_replicas"] == 2
-    assert call("submit", str(file), "-q", "--key", "one").out.strip() == str(made.pk)
+    result = call("plan", str(file), "--offline")
+    assert result.code == 0, result.err
+    assert "traffic per round" in result.out
+    result = call("submit", str(file), "-q", "--key", "one")
+    assert result.code == 0, result.err
+    created = type(run).objects.get(pk=result.out.strip())
+    assert (created.name, created.owner.username, created.submit_key) == ("Sent", "owner", "one")
+    assert created.group_settings["num_replicas"] == 2
+    assert call("submit", str(file), "-q", "--key", "one").out.strip() == str(created.pk)
     assert type(run).objects.count() == 2
 
 
@@ -116,6 +116,10 @@ def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
         (DOCUMENT + "[settings2]\n", "settings2: expected no such field, found {}"),
         (DOCUMENT.replace("warmup_steps", "warmup"), "settings.warmup: is not a group setting"),
         (DOCUMENT.replace("= 5", "= -5"), "settings.warmup_steps: expected 0 or more, found -5"),
+        (
+            DOCUMENT.replace("= 5", "= 5\nmean_codec = 'int8'\nreduce_plan = 'gather'"),
+            "settings.mean_codec: expected full",
+        ),
         (DOCUMENT + "hardware = 'H900'\n", "pools.0.hardware: expected one of"),
         (DOCUMENT + "credential = 'gone'\n", "expected a credential for local (none yet)"),
         ("name = ", "run.toml: "),
@@ -124,33 +128,36 @@ def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
         ("name = 1979-05-27\n", "run.toml: expected text, numbers"),
     ],
 )
-def test_a_document_that_is_wrong_says_where(
+def test_invalid_documents_name_the_field(
     call: Call, run: Any, file: Path, text: str, why: str
 ) -> None:
     file.write_text(text)
     for command in ("submit", "plan"):
-        said = call(command, str(file))
-        assert said.code == 6
-        assert why in said.err
-        assert said.out == "" or command == "plan"
+        result = call(command, str(file))
+        assert result.code == 6
+        assert why in result.err
+        assert result.out == "" or command == "plan"
     assert type(run).objects.count() == 1
 
 
-def test_the_example_is_a_run(call: Call, run: Any, tmp_path: Path) -> None:
+def test_the_example_document_can_be_submitted(call: Call, run: Any, tmp_path: Path) -> None:
     path = tmp_path / "example.toml"
     assert call("example").out == EXAMPLE
     path.write_text(EXAMPLE)
-    said = call("submit", str(path), "-q")
-    assert said.code == 0, said.err
+    result = call("submit", str(path), "-q")
+    assert result.code == 0, result.err
 
 
-def test_a_document_that_is_not_there(call: Call, run: Any) -> None:
-    said = call("submit", "nowhere.toml")
-    assert (said.code, said.err) == (6, "archipelago: nowhere.toml: No such file or directory\n")
+def test_missing_document_file(call: Call, run: Any) -> None:
+    result = call("submit", "nowhere.toml")
+    assert (result.code, result.err) == (
+        6,
+        "archipelago: nowhere.toml: No such file or directory\n",
+    )
 
 
 @pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
-def test_watch_ends_with_the_run(call: Call, run: Any, state: str, code: int) -> None:
+def test_watch_exits_when_the_run_ends(call: Call, run: Any, state: str, code: int) -> None:
     seen: list[int] = []
 
     def ends(_: float) -> None:
@@ -160,13 +167,13 @@ def test_watch_ends_with_the_run(call: Call, run: Any, state: str, code: int) ->
     monkey = pytest.MonkeyPatch()
     monkey.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": ends})
     try:
-        said = call("watch", "last")
+        result = call("watch", "last")
     finally:
         monkey.undo()
     assert seen == [1]
-    assert said.code == code
-    assert "running   ███················· 3/20" in said.out
-    assert said.out.endswith(f"{state}: because\n")
+    assert result.code == code
+    assert "running   ███················· 3/20" in result.out
+    assert result.out.endswith(f"{state}: because\n")
 
 
 def test_logs_and_follow(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,16 +198,16 @@ def test_logs_and_follow(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) 
         type(run).objects.update(state="succeeded")
 
     monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": wait})
-    said = call("logs", "-f", "last")
-    assert said.code == 0
-    assert len(said.out.splitlines()) == 7
-    assert said.out.endswith("the end\n")
+    result = call("logs", "-f", "last")
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 7
+    assert result.out.endswith("the end\n")
 
 
 def test_events(call: Call, run: Any) -> None:
-    said = call("events", "last")
-    assert said.code == 0
-    assert len(said.out.splitlines()) == run.events.count()
+    result = call("events", "last")
+    assert result.code == 0
+    assert len(result.out.splitlines()) == run.events.count()
 
 
 def test_export(run: Any, tmp_path: Path, capsysbinary: Any) -> None:
@@ -217,8 +224,8 @@ def test_export(run: Any, tmp_path: Path, capsysbinary: Any) -> None:
 
 
 def test_scale_restart_and_stop(call: Call, run: Any) -> None:
-    said = call("scale", "last", "3")
-    assert (said.code, said.out.split(": ")[1]) == (0, "3 wanted, 1 more\n")
+    result = call("scale", "last", "3")
+    assert (result.code, result.out.split(": ")[1]) == (0, "3 wanted, 1 more\n")
     assert call("restart", "last", "0").out == "replica 0: restarting\n"
     assert call("stop", "last", "--replica", "1", "--force").out == "replica 1: draining\n"
     assert call("stop", "last", "--replica", "1").out == "replica 1: draining already\n"
@@ -226,9 +233,9 @@ def test_scale_restart_and_stop(call: Call, run: Any) -> None:
     assert call("stop", "last").out == "First run: stopping already\n"
     run.refresh_from_db()
     assert run.state_reason == "enough"
-    said = call("restart", "last", "0")
-    assert said.code == 7
-    assert "cannot become restarting" in said.err
+    result = call("restart", "last", "0")
+    assert result.code == 7
+    assert "cannot become restarting" in result.err
     assert call("scale", "last", "3").code == 6
     assert call("stop", "last", "--replica", "77").code == 5
 
@@ -237,33 +244,31 @@ def test_pause_save_resume_and_stop_by_force(call: Call, run: Any) -> None:
     assert call("save", "last").out == "First run: running\n"
     assert call("pause", "last").out == "First run: pausing\n"
     assert call("pause", "last").out == "First run: pausing already\n"
-    said = call("resume", "last")
-    assert (said.code, said.err) == (
-        7, "archipelago: its machines are still being released\n"
-    )  # fmt: skip
+    result = call("resume", "last")
+    assert (result.code, result.err) == (7, "archipelago: its machines are still being released\n")
     assert call("stop", "last", "--force").out == "First run: stopping\n"
 
 
 def test_describe_and_query(call: Call, run: Any) -> None:
     assert call("describe", "last").code == 2
-    said = call("describe", "last", "--notes", "why", "--tag", "a", "--tag", "b")
-    assert said.out == "First run: kept\n"
+    result = call("describe", "last", "--notes", "why", "--tag", "a", "--tag", "b")
+    assert result.out == "First run: saved\n"
     assert "First run" in call("ls", "-q", "tag:a").out
-    assert call("ls", "-q", "tag:c").err == "no run fits\n"
+    assert call("ls", "-q", "tag:c").err == "no runs match\n"
     assert call("ls", "-q", "loss<").code == 6
     run.refresh_from_db()
     assert (run.notes, run.tags) == ("why", ["a", "b"])
-    assert call("describe", "last", "--tag", "").out == "First run: kept\n"
+    assert call("describe", "last", "--tag", "").out == "First run: saved\n"
     run.refresh_from_db()
     assert (run.notes, run.tags) == ("why", [])
 
 
-def test_delete_asks_for_the_name(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_requires_the_name(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     type(run).objects.update(state="failed")
     monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
-    said = call("delete", "last")
-    assert said.code == 7
-    assert "expected the name of the run, 'First run', found 'no'" in said.err
+    result = call("delete", "last")
+    assert result.code == 7
+    assert "expected the name of the run, 'First run', found 'no'" in result.err
     assert call("delete", "last", "--name", "First run").code == 0
     run.refresh_from_db()
     assert run.delete_requested_at is not None
@@ -278,11 +283,11 @@ def test_delete_with_objects_lists_them_first(call: Call, run: Any, tmp_path: Pa
     store.put("control/00000001.json", b"x")
     store.put("notes\x1b.txt", b"mine")
     type(run).objects.update(state="failed", rendezvous=store.uri)
-    said = call("delete", "last", "--objects", "--name", "First run")
-    assert said.code == 0
-    assert "Deletes 2 objects, " in said.err
-    assert "Keeps 1 objects that are not of the run:\n  notes" in said.err
-    assert "\x1b" not in said.err
+    result = call("delete", "last", "--objects", "--name", "First run")
+    assert result.code == 0
+    assert "Deletes 2 objects, " in result.err
+    assert "Keeps 1 objects that do not belong to the run:\n  notes" in result.err
+    assert "\x1b" not in result.err
 
 
 def test_alerts(call: Call, run: Any) -> None:
@@ -293,25 +298,25 @@ def test_alerts(call: Call, run: Any) -> None:
     run.alerts.create(
         kind="stalled", level="error", message="no commit", first_at=now, opened_at=now, times=2
     )
-    said = call("alerts", "last")
-    assert said.code == 1
-    assert "open    Stalled: no commit (2 times)" in said.out
+    result = call("alerts", "last")
+    assert result.code == 1
+    assert "open    Stalled: no commit (2 times)" in result.out
 
 
-def test_a_clone_by_its_document(call: Call, run: Any, tmp_path: Path) -> None:
-    said = call("document", "last")
-    document = json.loads(said.out) | {"rendezvous": ""}
+def test_the_document_of_a_run_creates_a_clone(call: Call, run: Any, tmp_path: Path) -> None:
+    result = call("document", "last")
+    document = json.loads(result.out) | {"rendezvous": ""}
     path = tmp_path / "clone.json"
     path.write_text(json.dumps(document))
-    made = call("submit", str(path), "-q")
-    assert made.code == 0, made.err
-    assert type(run).objects.get(pk=made.out.strip()).group_settings == run.group_settings
-    said = call("document", "last", "--fork")
-    assert said.code == 7
-    assert "expected a run with a checkpoint to fork from, found none" in said.err
+    created = call("submit", str(path), "-q")
+    assert created.code == 0, created.err
+    assert type(run).objects.get(pk=created.out.strip()).group_settings == run.group_settings
+    result = call("document", "last", "--fork")
+    assert result.code == 7
+    assert "expected a run with a checkpoint to fork from, found none" in result.err
 
 
-def test_code_beside_the_document_is_uploaded(call: Call, run: Any, tmp_path: Path) -> None:
+def test_code_folder_next_to_the_document_is_uploaded(call: Call, run: Any, tmp_path: Path) -> None:
     from runs.models import Archive
 
     folder = tmp_path / "code"
@@ -323,34 +328,34 @@ def test_code_beside_the_document_is_uploaded(call: Call, run: Any, tmp_path: Pa
         DOCUMENT + '[workload]\nkind = "custom"\nfunction = "mine:make"\narchive = "code"\n'
     )
     for _ in range(2):
-        made = call("submit", str(path), "-q")
-        assert made.code == 0, made.err
+        created = call("submit", str(path), "-q")
+        assert created.code == 0, created.err
     archive = Archive.objects.get()
-    assert type(run).objects.get(pk=made.out.strip()).archive_id == archive.pk
+    assert type(run).objects.get(pk=created.out.strip()).archive_id == archive.pk
     (folder / "mine.py").unlink()
-    said = call("plan", str(path))
-    assert said.code == 6
-    assert "archive: expected Python files, found none" in said.err
+    result = call("plan", str(path))
+    assert result.code == 6
+    assert "archive: expected Python files, found none" in result.err
     path.write_text(path.read_text().replace('"code"', '"gone.zip"'))
     assert "gone.zip: No such file" in call("submit", str(path)).err
 
 
-def test_scale_asks_which_pool_if_there_are_two(call: Call, run: Any) -> None:
+def test_scale_requires_a_pool_if_the_run_has_several(call: Call, run: Any) -> None:
     from runs.models import ReplicaPool
 
     ReplicaPool.objects.create(run=run, backend="local", hardware="cpu", count=0)
-    said = call("scale", "last", "3")
-    assert said.code == 2
-    assert "expected --pool with one of" in said.err
+    result = call("scale", "last", "3")
+    assert result.code == 2
+    assert "expected --pool with one of" in result.err
 
 
-def test_a_viewer_is_told_so(
+def test_viewers_get_a_permission_error(
     call: Call, run: Any, token_of: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARCHIPELAGO_TOKEN", token_of("watcher", "viewer"))
-    said = call("stop", "last")
-    assert said.code == 4
-    assert "found watcher, who only watches" in said.err
+    result = call("stop", "last")
+    assert result.code == 4
+    assert "found watcher, a viewer" in result.err
 
 
 def test_backends_and_settings(call: Call, run: Any) -> None:
@@ -362,17 +367,19 @@ def test_backends_and_settings(call: Call, run: Any) -> None:
 @pytest.mark.parametrize(
     "arguments", [(), ("nonsense",), ("ls", "-n", "0"), ("watch", "x", "--every", "0")]
 )
-def test_commands_that_are_not_understood(call: Call, arguments: tuple[str, ...]) -> None:
+def test_invalid_command_lines(call: Call, arguments: tuple[str, ...]) -> None:
     assert call(*arguments).code == 2
 
 
-def test_ctrl_c_leaves_the_run_alone(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_does_not_stop_the_run(
+    call: Call, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout_s": 30.0, "sleep": interrupt})
-    said = call("watch", "last")
-    assert said.code == 130
-    assert "the run goes on" in said.err
+    result = call("watch", "last")
+    assert result.code == 130
+    assert "the run continues" in result.err
     run.refresh_from_db()
     assert run.state == "running"

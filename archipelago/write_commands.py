@@ -1,5 +1,4 @@
-"""Commands that change something: login, submit, stop, restart, scale; and plan, which tells what
-a submit would do."""
+"""Commands that change something (login, submit, stop, restart), and the dry run ``plan``."""
 
 from __future__ import annotations
 
@@ -14,31 +13,34 @@ from archipelago import terminal
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE, read_document, with_code
 from archipelago.errors import Invalid
-from archipelago.looking import watch_run
-from archipelago.rows import DeletionPlan, Done, Run
+from archipelago.read_commands import watch_run
+from archipelago.rows import DeletionPlan, Done, RunHeader
 
 
 def login(options: argparse.Namespace) -> int:
-    """The token is asked for, or read from standard input, so that no shell history has it."""
+    """Store a server's URL and token. The token is read from a prompt or from standard input, so
+    that it does not enter the shell history."""
     url = logins.check_url(options.url)
     if logins.is_exposed(url):
-        print(f"warning: {url} is not encrypted; the token can be read on the way", file=sys.stderr)
+        print(f"warning: {url} is not encrypted: the token can be intercepted", file=sys.stderr)
     if options.token_stdin or not sys.stdin.isatty():
         token = sys.stdin.readline().strip()
     else:
-        print(f"Make a token at {url}/account/tokens and paste it here.", file=sys.stderr)
+        print(f"Create a token at {url}/account/tokens and paste it here.", file=sys.stderr)
         token = getpass.getpass("Token: ").strip()
     if not token:
         raise ValueError("expected a token, found none")
     me = Client(url, token).me()
     path = logins.write_login(logins.Login(url=url, token=token))
-    print(f"signed in as {me.user} ({me.role or 'no role yet'}); kept in {path}")
+    print(f"signed in as {me.user} ({me.role or 'no role yet'}); token saved in {path}")
     return 0
 
 
 def logout(options: argparse.Namespace) -> int:
-    done = logins.forget_login()
-    print("forgotten here; revoke the token on the server" if done else "nothing was kept")
+    if logins.forget_login():
+        print("login deleted from this machine; revoke the token on the server")
+    else:
+        print("not signed in")
     return 0
 
 
@@ -55,12 +57,12 @@ def submit(client: Client, options: argparse.Namespace) -> int:
 
 
 def plan(client: Client, options: argparse.Namespace) -> int:
-    """Status 6 where a submit would be refused."""
+    """Print the estimate of a document. The exit status is 6 if the server would reject it."""
     document = with_code(client, read_document(options.file), options.file)
-    found = client.plan(document, ask=not options.offline)
-    for line in terminal.table(["", ""], _estimate_rows(found["estimate"]))[1:]:
+    result = client.plan(document, ask=not options.offline)
+    for line in terminal.table(["", ""], _estimate_rows(result["estimate"]))[1:]:
         print(line)
-    problems = found["problems"]
+    problems = result["problems"]
     for problem in problems:
         print(terminal.block(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
     return Invalid.exit_code if problems else 0
@@ -74,15 +76,15 @@ def _estimate_rows(e: dict[str, Any]) -> list[list[str]]:
         ["rounds", f"{e['rounds']:,} of {terminal.count(e['tokens_per_round'])} tokens"],
         ["tokens", terminal.count(e["tokens"])],
         ["plan", e["reduce_plan"]],
-        ["a round moves", f"{terminal.size(up)} up, {terminal.size(down)} down per replica"],
-        ["in all", f"{terminal.size(e['total_bytes'])}{saved}"],
-        ["an hour costs", terminal.money(e["usd_h"])],
-        ["the run costs", e["usd_text"]],
+        ["traffic per round", f"{terminal.size(up)} up, {terminal.size(down)} down per replica"],
+        ["total traffic", f"{terminal.size(e['total_bytes'])}{saved}"],
+        ["cost per hour", terminal.money(e["usd_h"])],
+        ["total cost", e["usd_text"]],
     ]
 
 
 def stop(client: Client, options: argparse.Namespace) -> int:
-    """The run, or one replica of it."""
+    """Stop the run, or one replica with ``--replica``."""
     run = client.find(options.run)
     if options.replica is None:
         done = client.stop(run.id, reason=options.reason, force=options.force)
@@ -95,62 +97,63 @@ def stop(client: Client, options: argparse.Namespace) -> int:
 
 
 def pause(client: Client, options: argparse.Namespace) -> int:
-    return _tell(client.find(options.run), client.pause)
+    return _report(client.find(options.run), client.pause)
 
 
 def resume(client: Client, options: argparse.Namespace) -> int:
-    return _tell(client.find(options.run), client.resume)
+    return _report(client.find(options.run), client.resume)
 
 
 def save(client: Client, options: argparse.Namespace) -> int:
-    return _tell(client.find(options.run), client.save)
+    return _report(client.find(options.run), client.save)
 
 
 def describe(client: Client, options: argparse.Namespace) -> int:
-    """Notes, tags, and whether lists leave it out."""
+    """Set the notes and tags of a run, or archive it."""
     archived = True if options.archive else False if options.unarchive else None
     if options.notes is None and options.tag is None and archived is None:
         raise ValueError("expected --notes, --tag, --archive or --unarchive, found none")
     run = client.find(options.run)
     tags = None if options.tag is None else [tag for tag in options.tag if tag]
     done = client.describe(run.id, notes=options.notes, tags=tags, archived=archived)
-    print(terminal.safe(f"{run.name}: {'kept' if done.changed else 'as it was'}"))
+    print(terminal.safe(f"{run.name}: {'saved' if done.changed else 'unchanged'}"))
     return 0
 
 
 def delete(client: Client, options: argparse.Namespace) -> int:
-    """The name is typed, or given, so that the wrong run is not deleted by a slip."""
+    """Delete a finished run. The name is required as a confirmation; without ``--name`` it is read
+    from standard input."""
     run = client.find(options.run)
     if options.objects:
         for line in _deletion(client.deletion(run.id)):
             print(terminal.safe(line), file=sys.stderr)
     name = options.name
     if name is None:
-        print(terminal.safe(f"Type the run's name to delete it: {run.name}"), file=sys.stderr)
+        print(terminal.safe(f"Enter the run's name to delete it: {run.name}"), file=sys.stderr)
         name = sys.stdin.readline().rstrip("\n")
     client.delete(run.id, name=name, objects=options.objects)
-    print(terminal.safe(f"{run.name}: is being deleted"))
+    print(terminal.safe(f"{run.name}: deleting"))
     return 0
 
 
 def _deletion(plan: DeletionPlan) -> list[str]:
-    """What goes and what stays, a line each."""
+    """Lines that list the objects to delete and to keep."""
     if plan.refusal:
         return [f"No object can be deleted: {plan.refusal}"]
     more = "" if plan.whole else "more than "
     lines = [f"Deletes {more}{plan.objects} objects, {plan.size_bytes} bytes:"]
     lines += [
-        f"  {part['kind']:<14}{part['objects']:>8} objects {part['size_bytes']:>16} bytes"
+        f"  {part.kind:<14}{part.objects:>8} objects {part.size_bytes:>16} bytes"
         for part in plan.deleted
     ]
     if plan.kept:
-        lines.append(f"Keeps {plan.kept} objects that are not of the run:")
+        lines.append(f"Keeps {plan.kept} objects that do not belong to the run:")
         lines += [f"  {name}" for name in plan.kept_names]
         lines += ["  and more"] if plan.kept > len(plan.kept_names) else []
     return lines
 
 
-def _tell(run: Run, action: Callable[[str], Done]) -> int:
+def _report(run: RunHeader, action: Callable[[str], Done]) -> int:
     done = action(run.id)
     print(terminal.safe(f"{run.name}: {done.state}" + ("" if done.changed else " already")))
     return 0
