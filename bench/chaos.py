@@ -8,7 +8,7 @@ Afterwards the log is audited from the bucket alone (:mod:`bench.experiments.aud
 had in committed rounds in the same time undisturbed, both from the first commit to the last within
 the time. *Lost per kill* is the time from a life's last contribution that was committed to the next
 life's first step: unsaved work, absence and start-up. The prediction is that of
-``python -m diloco.simulate`` (:mod:`diloco.planner.availability`), told the kills and the start-up
+``python -m diloco.simulate`` (:mod:`diloco.planner.availability`), given the kills and the start-up
 that were measured. Steps are padded to ``--step-s`` (:mod:`bench.experiments.paced_replica`), so
 that replicas do not share the cores a dead one frees.
 
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.experiments.audit import Life, Log, audit, read_log
 from bench.experiments.processes import Death, Herd, Launch
 from diloco.init import create_group
-from diloco.planner.availability import look_ahead
+from diloco.planner.availability import estimate_availability
 from diloco.protocol import keys
 from diloco.protocol.records import Command, Commit
 from diloco.protocol.settings import GroupSettings
@@ -72,7 +72,8 @@ def place(on: str, folder: Path) -> Iterator[Where]:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What was committed from the first commit to the last one before ``end_wall_s``."""
+    """Return the totals committed between the first commit and the last one before
+    ``end_wall_s``."""
 
     log: Log
     commits: tuple[Commit, ...]
@@ -125,9 +126,14 @@ def train(
     store = open_store(uri)
     (logs / name).mkdir()
     herd = Herd(
-        uri, replicas=options.replicas, step_s=options.step_s, env=where.env,
-        logs=logs / name, seed=options.seed, relaunch_s=options.relaunch_s,
-    )  # fmt: skip
+        uri,
+        replicas=options.replicas,
+        step_s=options.step_s,
+        env=where.env,
+        logs=logs / name,
+        seed=options.seed,
+        relaunch_s=options.relaunch_s,
+    )
     try:
         herd.start()
         first = first_commit(store, herd)
@@ -174,7 +180,7 @@ def first_commit(store: Store, herd: Herd) -> float:
 
 
 def first_steps(log: Log) -> dict[Life, float]:
-    """When each life took its first step, of those that told of one."""
+    """Wall time of each incarnation's first step, where one was reported."""
     return {
         life: next(s.steps.wall_s[0] for s in segments if s.steps.wall_s)
         for life, segments in log.segments.items()
@@ -240,7 +246,7 @@ def report(calm: Span, chaos: Span, options: Options) -> None:
     if lost and starts:
         between_s = lived_s / len(chaos.deaths)
         away_s = options.relaunch_s + statistics.fmean(starts)
-        outlook = look_ahead(
+        outlook = estimate_availability(
             group_settings(options),
             mtbf_s=between_s - away_s,
             away_s=away_s,
@@ -298,9 +304,13 @@ def main() -> int:
         logs.mkdir(parents=True, exist_ok=True)
         calm = train(where, "calm", seconds=options.calm_s, mtbf_s=None, logs=logs, options=options)
         chaos = train(
-            where, "chaos", seconds=60 * options.minutes, mtbf_s=options.mtbf_s, logs=logs,
+            where,
+            "chaos",
+            seconds=60 * options.minutes,
+            mtbf_s=options.mtbf_s,
+            logs=logs,
             options=options,
-        )  # fmt: skip
+        )
     report(calm, chaos, options)
     return 1 if calm.problems or chaos.problems else 0
 

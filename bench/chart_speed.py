@@ -1,4 +1,4 @@
-"""How fast charts of large runs answer and are drawn: by HTTP from a web server of its own, and in
+"""How fast charts of large runs answer and are drawn: by HTTP from a separate web server, and in
 headless Chromium.
 
 Three runs are written into an empty database: one replica with a million losses, four with
@@ -290,14 +290,14 @@ def main() -> None:
     options = parser.parse_args()
     part = 100 if options.small else 1
     million, wide, rounds = 1_000_000 // part, max(256 // part, 4), 5000 // part
-    from tests.browser.conftest import serving
+    from tests.browser.conftest import running_site
     from tests.servers import running_valkey
 
     with (
         tempfile.TemporaryDirectory() as folder,
         database(options.database),
         running_valkey(Path(folder)) as redis,
-        serving(Path(folder), redis) as site,
+        running_site(Path(folder), redis) as site,
     ):
         begun = time.perf_counter()
         sizes = f"MILLION, WIDE, ROUNDS = {million}, {wide}, {rounds}\n"

@@ -99,10 +99,14 @@ def main() -> None:
     heavy = student(sample.numel(), degrees=3, generator=generator)
 
     size_gb = 4 * options.numel / 1e9
-    print(f"{options.numel:,} values in blocks of {options.block:,}, one thread, CPU capability "
-          f"{torch.backends.cpu.get_cpu_capability()}; GB/s of fp32 input\n")  # fmt: skip
-    print("| codec | smaller | encode | + checksum | decode | + checksum | both | target "
-          "| error, normal | error, Student |")  # fmt: skip
+    print(
+        f"{options.numel:,} values in blocks of {options.block:,}, one thread, CPU capability "
+        f"{torch.backends.cpu.get_cpu_capability()}; GB/s of fp32 input\n"
+    )
+    print(
+        "| codec | smaller | encode | + checksum | decode | + checksum | both | target "
+        "| error, normal | error, Student |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in CODECS:
         codec = get_codec(name)
@@ -110,9 +114,12 @@ def main() -> None:
         up, down = speed.encode + speed.hash_up, speed.hash_down + speed.decode
         cells = [rate(size_gb, seconds) for seconds in (speed.encode, up, speed.decode, down)]
         ratio = 4 * options.numel / codec.encoded_bytes(options.numel)
-        print(f"| {name} | {ratio:.2f} x | {' | '.join(cells)} | **{size_gb / (up + down):.2f}** "
-              f"| {TARGETS.get(name, '')} | {error(codec, sample):.5f} "
-              f"| {error(codec, heavy):.5f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {ratio:.2f} x | {' | '.join(cells)} | **{size_gb / (up + down):.2f}** "
+            f"| {TARGETS.get(name, '')} | {error(codec, sample):.5f} "
+            f"| {error(codec, heavy):.5f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

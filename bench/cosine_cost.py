@@ -1,4 +1,4 @@
-"""What the cosine to the mean costs a replica, as CPU seconds of one thread.
+"""Cost of the cosine to the mean for a replica, in CPU seconds of one thread.
 
 One process contributes and settles a gathered round over a folder in memory in which the peers'
 payloads lie already; counted is all that the process computes meanwhile. Then the cosine of the

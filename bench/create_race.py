@@ -1,9 +1,9 @@
 """Racing creates: whether exactly one of many writers wins, on every kind of store.
 
-Each race is 32 writers, each a thread with a client of its own, released at once on one new key.
-*Lost answers* are creates that told their writer False although the object is its own: a client
+Each race is 32 writers, each a thread with its own client, released at once on one new key.
+*Lost answers* are creates that returned False although the writer's object was stored: a client
 that asked twice meets itself. *Errors* are creates that raised; the writers here do not try again.
-The protocol needs one winner in every race, and reads back when told False.
+The protocol needs one winner in every race, and reads the object back after False.
 
 Usage: python bench/create_race.py [--store NAME ...] [--races 300] [--writers 32] [--uri URI]
 Servers are started on the loopback; ``--uri`` races on a bucket of your own instead.
@@ -34,7 +34,7 @@ Opened = AbstractContextManager[Callable[[], Store]]
 
 
 class NoServer(Exception):
-    """What a store's server would come out of is not installed."""
+    """The server of a store is not installed."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def race(make: Callable[[], Store], races: int, writers: int) -> tuple[Counter[i
     run = uuid.uuid4().hex
     barrier = threading.Barrier(writers)
     won: list[list[int]] = [[] for _ in range(races)]
-    told_no: list[list[int]] = [[] for _ in range(races)]
+    refused: list[list[int]] = [[] for _ in range(races)]
     errors: list[StoreUnavailable] = []
 
     def write(writer: int) -> None:
@@ -105,7 +105,7 @@ def race(make: Callable[[], Store], races: int, writers: int) -> tuple[Counter[i
             except StoreUnavailable as error:
                 errors.append(error)
                 continue
-            (won if created else told_no)[number].append(writer)
+            (won if created else refused)[number].append(writer)
 
     threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
     for thread in threads:
@@ -116,9 +116,9 @@ def race(make: Callable[[], Store], races: int, writers: int) -> tuple[Counter[i
     for number in range(races):
         with contextlib.suppress(MissingKey):
             owner = int(stores[0].get(f"{run}/{number}"))
-            lost += owner in told_no[number]
+            lost += owner in refused[number]
             if won[number]:
-                assert owner in won[number] or owner in told_no[number], "a winner's body is gone"
+                assert owner in won[number] or owner in refused[number], "a winner's body is gone"
     return Counter(len(one) for one in won), lost, len(errors)
 
 

@@ -5,7 +5,7 @@
     python bench/forced_stop.py [--runs 3] [--clean]
     python bench/forced_stop.py --backends [BACKEND ...]
 
-Starts a whole server (``manage.py serve``) in a folder of its own and a run of one local replica.
+Starts a whole server (``manage.py serve``) in a new folder and a run of one local replica.
 Before the stop it writes into the run's rendezvous, as any holder of the replica's credentials
 could:
 
@@ -22,7 +22,7 @@ the hostile records out.
 plane sends it (:mod:`runs.backends.parallel_calls`): ``acknowledged_s`` until ``cancel`` has
 returned for three jobs, ``dead_s`` the same where the first call gets no answer and the next one, a
 second later, does, and ``gone_s`` until the processes of the jobs have ended after the request. The
-local backend runs replicas that ignore SIGTERM, with children in sessions of their own.
+local backend runs replicas that ignore SIGTERM, with children in separate sessions.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ from diloco.protocol import keys
 from diloco.protocol.telemetry import LogLine
 from diloco.store.base import LocalStore
 from executors.local.options import GRACE_S
-from runs.backends.parallel_calls import NoAnswer, ask_all
+from executors.registry import BACKENDS
+from runs.backends.parallel_calls import CallTimeout, call_all
 from tests import stack as stacks
 from tests.e2e.lives import create
-from tests.executors.worlds import is_gone, launch, number_in, open_world, present, why_not
-from tests.runs.world import Bucket
+from tests.executors.harnesses import is_gone, launch, number_in, open_harness, reason_without
+from tests.runs.run_harness import Bucket
 from tests.servers import wait_until as wait_for_condition
 from tests.stack import LiveStack, running_stack
 
@@ -113,7 +114,7 @@ def measure(stack: LiveStack, *, hostile: bool) -> dict[str, Any]:
     (folder,) = (stack.var / "jobs").glob(f"{run.replace('-', '')[:12]}-*")
     if hostile:
         write_hostile_records(root)
-        time.sleep(5.0)  # until ingest is at work on them
+        time.sleep(5.0)  # until ingest processes them
     before = processes_of(root)
     stack.python(_STOP.format(run=run))
     since = time.monotonic()
@@ -123,20 +124,22 @@ def measure(stack: LiveStack, *, hostile: bool) -> dict[str, Any]:
     gone_s = time.monotonic() - since
     seen = json.loads(stack.python(_LOOK.format(run=run)))
     return {
-        "hostile": hostile, "acknowledged_s": round(acknowledged_s, 2), "gone_s": round(gone_s, 2),
-        "processes": len(before), **seen,
-    }  # fmt: skip
+        "hostile": hostile,
+        "acknowledged_s": round(acknowledged_s, 2),
+        "gone_s": round(gone_s, 2),
+        "processes": len(before),
+        **seen,
+    }
 
 
 def measure_backend(backend: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as root, open_world(backend, Path(root)) as world:
+    with tempfile.TemporaryDirectory() as root, open_harness(backend, Path(root)) as harness:
         found: dict[str, Any] = {"backend": backend}
-        for name in (
-            ("acknowledged_s",) if why_not(backend, "server") else ("acknowledged_s", "dead_s")
-        ):
+        has_server = not reason_without(backend, "server")
+        for name in ("acknowledged_s", "dead_s") if has_server else ("acknowledged_s",):
             pids: list[int] = []
             local = backend == "local"
-            executor = world.executor(**({"grace_s": GRACE_S} if local else {}))
+            executor = harness.executor(**({"grace_s": GRACE_S} if local else {}))
             handles = []
             for n in range(JOBS):
                 paths = [Path(root) / f"{name}-{n}-{part}" for part in ("main", "rank0", "rank1")]
@@ -146,11 +149,11 @@ def measure_backend(backend: str) -> dict[str, Any]:
             ask = {"cancel": functools.partial(executor.cancel, handles)}
             since = time.monotonic()
             if name == "dead_s":
-                world.slow(HANG_S)
-                assert isinstance(ask_all(ask)["cancel"], NoAnswer)
-                world.slow(0)
+                harness.slow(HANG_S)
+                assert isinstance(call_all(ask)["cancel"], CallTimeout)
+                harness.slow(0)
                 time.sleep(TICK_S)
-            answer = ask_all(ask, patience_s=60.0)["cancel"]
+            answer = call_all(ask, patience_s=60.0)["cancel"]
             if isinstance(answer, Exception):
                 raise answer
             found[name] = round(time.monotonic() - since, 2)
@@ -173,7 +176,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="*", metavar="BACKEND")
     options = parser.parse_args()
     if options.backends is not None:
-        for backend in options.backends or present():
+        for backend in options.backends or list(BACKENDS):
             print(json.dumps(measure_backend(backend)), flush=True)
         return
     with tempfile.TemporaryDirectory() as var, running_stack(Path(var)) as stack:

@@ -1,7 +1,7 @@
 """The CUDA paths of a replica: inner steps in bf16, weights between GPU and host, codecs.
 
-Needs a GPU; says so and ends with status 0 without one. Also trains two replicas that share the
-GPU through a folder for a few rounds, and checks that both end with the same bits.
+Needs a GPU; without one it prints a notice and exits with status 0. Also trains two replicas that
+share the GPU through a folder for a few rounds, and checks that both end with the same bits.
 
 Usage: python bench/gpu_paths.py [--size base]
 """
@@ -24,12 +24,13 @@ import torch
 
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.exchange.payload import Packing, PayloadInfo
+from diloco.exchange.payload import PayloadInfo, PayloadWriter
 from diloco.init import create_group
 from diloco.model.flat_parameters import Layout
 from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import OuterOptimizer, WeightedSum, digest, l2_norm
 from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import ByteGPTWorkload
@@ -76,9 +77,11 @@ def inner_steps(size: str) -> None:
     batch = workload.train_batch(0)
     parameters = sum(p.numel() for p in model.parameters())
     tokens_s = workload.tokens(batch) / step_s
-    print(f"inner step, {size}, {parameters:,} parameters, bf16 autocast: "
-          f"{step_s * 1e3:.1f} ms, {tokens_s:,.0f} tokens/s, "
-          f"{6 * parameters * tokens_s / 1e12:.0f} TFLOP/s by 6 N D")  # fmt: skip
+    print(
+        f"inner step, {size}, {parameters:,} parameters, bf16 autocast: "
+        f"{step_s * 1e3:.1f} ms, {tokens_s:,.0f} tokens/s, "
+        f"{6 * parameters * tokens_s / 1e12:.0f} TFLOP/s by 6 N D"
+    )
     weights(model)
 
 
@@ -91,8 +94,10 @@ def weights(model: torch.nn.Module) -> None:
     pageable = torch.empty(layout.numel)
     on_gpu = vector.cuda()
     pageable_s = seconds(lambda: pageable.copy_(on_gpu))
-    print(f"weights GPU -> host, {size / 1e6:.0f} MB: {size / read_s / 1e9:.1f} GB/s, pinning "
-          f"included; one pageable copy {size / pageable_s / 1e9:.1f} GB/s")  # fmt: skip
+    print(
+        f"weights GPU -> host, {size / 1e6:.0f} MB: {size / read_s / 1e9:.1f} GB/s, pinning "
+        f"included; one pageable copy {size / pageable_s / 1e9:.1f} GB/s"
+    )
     write_s = seconds(lambda: layout.write(vector))
     print(f"weights host -> GPU: {size / write_s / 1e9:.1f} GB/s")
     codecs(vector.clone(), layout.slots)
@@ -104,32 +109,45 @@ def codecs(vector: torch.Tensor, slots: Sequence[Slot]) -> None:
     for name in ("fp32", "bf16", "int8", "e3m0", "topk"):
         codec = get_codec(name)
         info = PayloadInfo(
-            round=1, fragment=0, replica=0, incarnation="00001-00000000", codec=name,
+            round=1,
+            fragment=0,
+            replica=0,
+            incarnation="00001-00000000",
+            codec=name,
             numel=vector.numel(),
-        )  # fmt: skip
+        )
         cpu_s = seconds(lambda codec=codec: codec.encode(vector))
         gpu_s = seconds(lambda codec=codec: codec.encode(on_gpu))
         same = torch.equal(codec.encode(on_gpu).cpu(), codec.encode(vector))
-        packing = Packing(info, vector, codec, slots, clock=clock)
+        packing = PayloadWriter(info, vector, codec, slots, clock=clock)
         pack_s = seconds(lambda packing=packing: deque(packing.parts(), maxlen=0))
-        print(f"codec {name}: encode CPU {size / cpu_s / 1e9:.1f} GB/s, GPU "
-              f"{size / gpu_s / 1e9:.0f} GB/s, {'the same' if same else 'OTHER'} bits; packed on "
-              f"the CPU, checksums and norms included, {size / pack_s / 1e9:.2f} GB/s")  # fmt: skip
+        print(
+            f"codec {name}: encode CPU {size / cpu_s / 1e9:.1f} GB/s, GPU "
+            f"{size / gpu_s / 1e9:.0f} GB/s, {'the same' if same else 'OTHER'} bits; packed on "
+            f"the CPU, checksums and norms included, {size / pack_s / 1e9:.2f} GB/s"
+        )
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=vector.numel())
     target, total = vector.clone(), WeightedSum(torch.empty(vector.numel()))
     step_s = seconds(lambda: outer.step(target, vector))
     sum_s = seconds(lambda: [total.add(0, vector, 0.5) for _ in range(2)])
-    print(f"outer step {step_s * 1e3:.0f} ms, sum of two {sum_s * 1e3:.0f} ms, "
-          f"norm {seconds(lambda: l2_norm(vector)) * 1e3:.0f} ms, "
-          f"digest {seconds(lambda: digest(vector)) * 1e3:.0f} ms")  # fmt: skip
+    print(
+        f"outer step {step_s * 1e3:.0f} ms, sum of two {sum_s * 1e3:.0f} ms, "
+        f"norm {seconds(lambda: l2_norm(vector)) * 1e3:.0f} ms, "
+        f"digest {seconds(lambda: digest(vector)) * 1e3:.0f} ms"
+    )
 
 
 def two_replicas() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = GroupSettings(
-            num_replicas=2, sync_every=100, total_rounds=5, warmup_steps=100, inner_lr=1e-3,
-            batch_size=32, codec="bf16",
-        )  # fmt: skip
+            num_replicas=2,
+            sync_every=100,
+            total_rounds=5,
+            warmup_steps=100,
+            inner_lr=1e-3,
+            batch_size=32,
+            codec="bf16",
+        )
         create_group(folder, settings, workload=ByteGPTWorkload(size="mini").to_dict())
         replicas = [
             subprocess.Popen(
@@ -146,7 +164,7 @@ def two_replicas() -> None:
             if process.returncode:
                 raise SystemExit(errors[-3000:])
         store = LocalStore(Path(folder))
-        segments = [Segment.from_bytes(store.get(info.key)) for info in store.list("telemetry/")]
+        segments = list(map(Segment.from_bytes, every_segment(store)))
         digests: dict[int, set[str]] = {}
         for segment in segments:
             for report in segment.rounds:
@@ -155,9 +173,11 @@ def two_replicas() -> None:
         evaluations = sorted((e.round, e.loss) for segment in segments for e in segment.evaluations)
         final = read_final(store)
         assert final is not None
-        print(f"two replicas on one GPU, 5 rounds of 100 steps: loss "
-              f"{' '.join(f'{loss:.3f}' for _, loss in evaluations)}; the global weights of both "
-              f"are bit-identical in all {len(digests)} rounds")  # fmt: skip
+        print(
+            f"two replicas on one GPU, 5 rounds of 100 steps: loss "
+            f"{' '.join(f'{loss:.3f}' for _, loss in evaluations)}; the global weights of both "
+            f"are bit-identical in all {len(digests)} rounds"
+        )
 
 
 def main() -> int:

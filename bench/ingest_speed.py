@@ -25,6 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SERIES = ("loss", "lr", "grad_norm", "step_s")
+ROUNDS = 10_000
+"""The next round of the run: telemetry of later rounds is refused."""
 
 
 def prepare(replicas: int, after: int) -> Any:
@@ -40,7 +42,7 @@ def prepare(replicas: int, after: int) -> Any:
     from runs.submit.create import create_run
     from runs.submit.run_draft import PoolDraft, RunDraft
 
-    owner, _ = User.objects.get_or_create(username="bench")
+    owner, _ = User.objects.get_or_create(username="bench", is_superuser=True)
     draft = RunDraft(
         name="ingest",
         settings=GroupSettings(num_replicas=replicas, max_replicas=replicas, sync_every=100),
@@ -49,12 +51,16 @@ def prepare(replicas: int, after: int) -> Any:
     )
     run = create_run(draft, owner=owner, submit_key=uuid.uuid4().hex)
     run.first_step_at = timezone.now()
+    run.next_round = ROUNDS
     run.save()
     step = np.arange(1, after + 1)
     points = Points(
-        step=step, round=(step // 100).astype("i4"), tokens=step * 1000,
-        wall_s=1.7e9 + step * 0.1, value=np.sin(step / 9.0),
-    )  # fmt: skip
+        step=step,
+        round=(step // 100).astype("i4"),
+        tokens=step * 1000,
+        wall_s=1.7e9 + step * 0.1,
+        value=np.sin(step / 9.0),
+    )
     for replica in run.replicas.all() if after else ():
         add_points(run, replica, dict.fromkeys(SERIES, points), key="step")
     return run
@@ -71,26 +77,42 @@ def write_segments(store: Any, replicas: int, segments: int, steps: int, after: 
             values = tuple(2.0 + (s % 97) / 100 for s in taken)
             reports = tuple(
                 RoundReport(
-                    round=s // 100, outcome="included", started_wall_s=1.7e9 + s * 0.1 - 10,
+                    round=s // 100,
+                    outcome="included",
+                    started_wall_s=1.7e9 + s * 0.1 - 10,
                     committed_wall_s=1.7e9 + s * 0.1,
                     phases={"compute": 8.0, "upload": 1.0, "wait": 0.5, "apply": 0.2},
-                    bytes_up=10**6, bytes_down=10**6, requests=9, norm=1.0, update_norm=0.5,
-                    contributors=replicas, weights_digest="d" * 64,
+                    bytes_up=10**6,
+                    bytes_down=10**6,
+                    requests=9,
+                    norm=1.0,
+                    update_norm=0.5,
+                    contributors=replicas,
+                    weights_digest="d" * 64,
                 )
-                for s in taken if s % 100 == 0
-            )  # fmt: skip
+                for s in taken
+                if s % 100 == 0
+            )
             segment = Segment(
-                replica=replica, incarnation=name(replica), n=n, wall_s=1.7e9, state="computing",
+                replica=replica,
+                incarnation=name(replica),
+                n=n,
+                wall_s=1.7e9,
+                state="computing",
                 round=first // 100,
                 steps=StepColumns(
-                    step=tuple(taken), round=tuple(s // 100 for s in taken),
+                    step=tuple(taken),
+                    round=tuple(s // 100 for s in taken),
                     wall_s=tuple(1.7e9 + s * 0.1 for s in taken),
                     tokens=tuple(s * 1000 for s in taken),
-                    loss=values, lr=values, grad_norm=values, step_s=values,
+                    loss=values,
+                    lr=values,
+                    grad_norm=values,
+                    step_s=values,
                 ),
                 rounds=reports,
                 logs=(LogLine(wall_s=1.7e9, level="info", message=f"segment {n}"),),
-            )  # fmt: skip
+            )
             store.put(keys.telemetry(replica, name(replica), n), segment.to_bytes())
 
 
@@ -120,9 +142,14 @@ def measure(
     for _ in range(-(-segments // per_tick)):
         run.refresh_from_db()
         telemetry.ingest_telemetry(
-            run, store, list(run.replicas.all()), seen,
-            ended=frozenset(), now=timezone.now(), changes=Changes(),
-        )  # fmt: skip
+            run,
+            store,
+            list(run.replicas.all()),
+            seen,
+            ended=frozenset(),
+            now=timezone.now(),
+            changes=Changes(),
+        )
     took, spent = time.perf_counter() - begun, spent_s() - spent
     rows = MetricBlock.objects.filter(run=run, level=0, replica__isnull=False)
     stored = sum(rows.values_list("count", flat=True))

@@ -109,7 +109,7 @@ def spans(turns: list[tuple[Turn, ...]]) -> list[float]:
     return [max(t.end for t in one) - min(t.begin for t in one) for one in turns]
 
 
-def said(values: list[float]) -> str:
+def formatted(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -123,7 +123,7 @@ def report(case: Case, found: list[list[tuple[Turn, Turn]]]) -> None:
     cpu = [statistics.median(t.cpu_s for one in turns for t in one) for turns in (raws, exchanges)]
     print(
         f"| {case.plan} | {case.codec} | {cost.up / 1e6:.0f} + {cost.down / 1e6:.0f} "
-        f"| {said(raw_s)} | {said(ours_s)} | **{statistics.median(ratios):.0f} %** "
+        f"| {formatted(raw_s)} | {formatted(ours_s)} | **{statistics.median(ratios):.0f} %** "
         f"({min(ratios):.0f} to {max(ratios):.0f}) | {cpu[0]:.2f}, {cpu[1]:.2f} |"
     )
     for name, turns in (("raw", raws), ("exchange", exchanges)):
@@ -134,14 +134,16 @@ def report(case: Case, found: list[list[tuple[Turn, Turn]]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", default="s3", help="s3: a server of its own; file; or a URI")
+    parser.add_argument("--store", default="s3", help="s3 (starts a server), file, or a URI")
     parser.add_argument("--mb", type=int, default=64, help="payload, MiB")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--codec", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--plan", nargs="+", default=["gather", "sharded"])
     given = parser.parse_args()
-    print("| plan | codec | MB up + down, each | raw, s | exchange, s | raw / exchange "
-          "| CPU s each: raw, exchange |")  # fmt: skip
+    print(
+        "| plan | codec | MB up + down, each | raw, s | exchange, s | raw / exchange "
+        "| CPU s each: raw, exchange |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for codec in given.codec:
         for plan in given.plan:

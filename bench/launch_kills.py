@@ -39,8 +39,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from executors.base import ExecutorError, ReplicaHandle
+from executors.registry import BACKENDS
 from tests.emulators.interruptions import Interruption
-from tests.executors.worlds import World, launch, open_world, present, why_not
+from tests.executors.harnesses import Harness, launch, open_harness, reason_without
 
 REPLICAS = 3
 INTERRUPTIONS = 6
@@ -69,19 +70,20 @@ class Counts:
         return not (self.doubled or self.orphaned or self.missing or self.incomplete)
 
 
-def ensure(world: World, key: str, folder: Path) -> ReplicaHandle:
+def ensure(harness: Harness, key: str, folder: Path) -> ReplicaHandle:
     """By a caller that knows nothing of earlier calls."""
-    return launch(world.executor(), "count", folder / key, key=key, secrets=SECRETS)
+    return launch(harness.executor(), "count", folder / key, key=key, secrets=SECRETS)
 
 
-def kill_callers(world: World, key: str, folder: Path, callers: int, after_s: float) -> bool:
-    """Launch in processes of their own, which are killed ``after_s`` later; whether one was."""
+def kill_callers(harness: Harness, key: str, folder: Path, callers: int, after_s: float) -> bool:
+    """Launch in separate processes, kill them ``after_s`` later, and return whether one was
+    killed."""
     pids = []
     for _ in range(callers):
         pid = os.fork()
         if pid == 0:
             try:
-                ensure(world, key, folder)
+                ensure(harness, key, folder)
             finally:
                 os._exit(0)
         pids.append(pid)
@@ -93,26 +95,26 @@ def kill_callers(world: World, key: str, folder: Path, callers: int, after_s: fl
 
 
 def interrupt_often(
-    world: World, key: str, folder: Path, rng: random.Random, counts: Counts
+    harness: Harness, key: str, folder: Path, rng: random.Random, counts: Counts
 ) -> None:
     for _ in range(rng.randint(1, INTERRUPTIONS)):
-        if why_not(world.backend, "interrupt"):
+        if reason_without(harness.backend, "interrupt"):
             callers = 2 if rng.random() < 0.2 else 1
             after_s = rng.uniform(0.0, LAUNCH_S)
-            counts.interrupted += kill_callers(world, key, folder, callers, after_s)
+            counts.interrupted += kill_callers(harness, key, folder, callers, after_s)
             continue
-        world.interrupt(rng.randrange(BOUNDARIES), rng.choice(list(Interruption)))
+        harness.interrupt(rng.randrange(BOUNDARIES), rng.choice(list(Interruption)))
         callers = 2 if rng.random() < 0.2 else 1
         with ThreadPoolExecutor(callers) as pool:
-            calls = [pool.submit(ensure, world, key, folder) for _ in range(callers)]
+            calls = [pool.submit(ensure, harness, key, folder) for _ in range(callers)]
         errors = [error for call in calls if (error := call.exception()) is not None]
         counts.interrupted += bool(errors)
-        world.restore()
+        harness.restore()
         for error in errors:
             if not isinstance(error, ExecutorError):
                 raise error
         if rng.random() < 0.3:
-            world.executor().find(key)  # a poll between two launches
+            harness.executor().find(key)  # a poll between two launches
 
 
 def until(done: Callable[[], bool]) -> bool:
@@ -125,12 +127,12 @@ def until(done: Callable[[], bool]) -> bool:
     return True
 
 
-def complete(world: World, key: str, folder: Path) -> bool:
+def complete(harness: Harness, key: str, folder: Path) -> bool:
     """Repeat ``ensure``, as every tick of the control plane does."""
 
     def returned() -> bool:
         try:
-            ensure(world, key, folder)
+            ensure(harness, key, folder)
         except ExecutorError:
             return False
         return True
@@ -138,22 +140,22 @@ def complete(world: World, key: str, folder: Path) -> bool:
     return until(returned)
 
 
-def trial(world: World, number: int, folder: Path, rng: random.Random, counts: Counts) -> None:
+def trial(harness: Harness, number: int, folder: Path, rng: random.Random, counts: Counts) -> None:
     keys = [f"t{number}-{n}-1" for n in range(REPLICAS)]
     abandoned = rng.choice(keys) if rng.random() < 1 / 3 else ""
     counts.launches += len(keys)
     for key in keys:
-        interrupt_often(world, key, folder, rng, counts)
+        interrupt_often(harness, key, folder, rng, counts)
     kept = [key for key in keys if key != abandoned]
     for key in kept:
-        complete(world, key, folder)
-    executor = world.executor()
+        complete(harness, key, folder)
+    executor = harness.executor()
     unwanted = [handle for handle in executor.live() if handle.launch_key not in kept]
     executor.cancel(unwanted)
     started = {key: until((folder / key).exists) for key in kept}
     counts.missing += sum(not started[key] or executor.find(key) is None for key in kept)
     until(lambda: {handle.launch_key for handle in executor.live()} <= set(kept))
-    counts.incomplete += len(world.incomplete())
+    counts.incomplete += len(harness.incomplete())
     live = [handle.launch_key for handle in executor.live()]
     counts.orphaned += sum(key not in kept for key in live)
     counts.doubled += sum(live.count(key) > 1 for key in kept)
@@ -167,8 +169,8 @@ def trial(world: World, number: int, folder: Path, rng: random.Random, counts: C
         counts.doubled += repeated
     else:
         counts.brief += repeated
-    until(lambda: not world.left_behind())
-    counts.orphaned += len(world.left_behind())
+    until(lambda: not harness.left_behind())
+    counts.orphaned += len(harness.left_behind())
 
 
 def run(backend: str, trials: int, seed: int) -> Counts:
@@ -177,9 +179,9 @@ def run(backend: str, trials: int, seed: int) -> Counts:
         folder = Path(root) / "started"
         folder.mkdir()
         (Path(root) / "world").mkdir()
-        with open_world(backend, Path(root) / "world") as world:
+        with open_harness(backend, Path(root) / "world") as harness:
             for number in range(trials):
-                trial(world, number, folder, rng, counts)
+                trial(harness, number, folder, rng, counts)
     return counts
 
 
@@ -194,7 +196,7 @@ def main() -> int:
     print(f"| backend | {' | '.join(names)} | s |")
     print("| --- |" + " ---: |" * (len(names) + 1))
     clean = True
-    for backend in arguments.backends or present():
+    for backend in arguments.backends or list(BACKENDS):
         began = time.perf_counter()
         counts = run(backend, arguments.trials, arguments.seed)
         clean &= counts.is_clean

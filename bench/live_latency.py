@@ -1,10 +1,10 @@
-"""How long a replica's news takes from its bucket to the screen of somebody who watches the run.
+"""Latency from a replica's bucket to the open page of the run.
 
 The whole server as ``manage.py serve`` starts it, replicas that train on this machine, and the
 run's page in headless Chromium. A telemetry segment counts as written at its object's modification
 time; it is on the screen with the first frame after the replica's step in the table is the
-segment's last one or a later one. Both clocks are this machine's. What the page shows of several
-segments at once counts for each of them.
+segment's last one or a later one. Both clocks are this machine's. A frame that shows several
+segments counts for each of them.
 
 Usage: python bench/live_latency.py [--seconds 60] [--replicas 2]
 """
@@ -80,7 +80,7 @@ def written(rendezvous: str) -> list[tuple[float, int, int]]:
 def latencies(
     segments: list[tuple[float, int, int]], seen: list[tuple[float, int, int]]
 ) -> tuple[list[float], int]:
-    """Seconds of each segment written while somebody watched, and how many never were shown."""
+    """Seconds of each segment written while the page was open, and how many were never shown."""
     if not seen:
         return [], len(segments)
     begin, end = seen[0][0], seen[-1][0]

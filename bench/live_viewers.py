@@ -3,7 +3,7 @@
 Real uvicorn and Valkey; the browsers are sockets of one other process on the same machine, which
 takes their frames apart. *Latency* is from before the delta is published to when the frame has been
 read, so that it holds the client's own queueing as well. Three audiences: all of them on one run,
-spread over twenty runs, and all on the runs list (which is told of every run).
+spread over twenty runs, and all on the runs list (which receives every run's changes).
 
 Usage: python bench/live_viewers.py [--viewers 1000] [--seconds 20] [--delta-bytes 3000]
 """
@@ -182,21 +182,23 @@ def main() -> None:
         # Once, so that what is loaded at the first request is in the idle figure.
         asyncio.run(measure(web, session, ["/stream"] * 5, runs[:1], 1, 100))
         idle = server.memory_info().rss / 1e6
-        print(f"load average {os.getloadavg()[0]:.1f}; idle: {idle:.0f} MB, "
-              f"{server.num_threads()} threads")  # fmt: skip
+        print(
+            f"load average {os.getloadavg()[0]:.1f}; idle: {idle:.0f} MB, "
+            f"{server.num_threads()} threads"
+        )
         print(
             "| audience | viewers | deltas/s | received | p50, ms | p95 | p99 | max | opened in, s "
             "| web CPU | RSS, MB | KB a viewer | threads |\n" + "| --- |" + " ---: |" * 12
         )
-        for name, paths, told in (
+        for name, paths, published in (
             ("one run", [f"/runs/{runs[0]}/stream"] * n, runs[:1]),
             (f"{RUNS} runs", [f"/runs/{runs[i % RUNS]}/stream" for i in range(n)], runs),
             ("the list", ["/stream"] * n, runs[:5]),
         ):
             found = asyncio.run(
-                measure(web, session, paths, told, options.seconds, options.delta_bytes)
+                measure(web, session, paths, published, options.seconds, options.delta_bytes)
             )
-            print(line(name, n, len(told), found, idle), flush=True)
+            print(line(name, n, len(published), found, idle), flush=True)
 
 
 if __name__ == "__main__":

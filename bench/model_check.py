@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _run(seed: int, totals: Counter[str]) -> str:
-    """What is wrong with one seed, or ''; its counts are added to ``totals``."""
+    """Run one seed, add its counts to ``totals``, and return its fault or ''."""
     try:
         outcome = run_seed(seed)
     except Exception:

@@ -29,6 +29,7 @@ from torch import nn
 from bench.support.processes import in_processes, meet, somewhere
 from diloco.group import join
 from diloco.init import create_group
+from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import RoundReport, Segment
 from diloco.store.open import open_store
@@ -84,20 +85,26 @@ def shares(reports: list[RoundReport], *, step: float) -> Shares:
 def measure(uri: str, given: argparse.Namespace, tau: int) -> Shares:
     where = f"{uri.rstrip('/')}/{uuid.uuid4().hex}"
     settings = GroupSettings(
-        sync_every=given.sync_every, total_rounds=given.rounds, overlap_steps=tau, warmup_steps=0,
-        num_replicas=given.replicas, eval_every=0, state_every=0, checkpoint_every=1000,
-    )  # fmt: skip
+        sync_every=given.sync_every,
+        total_rounds=given.rounds,
+        overlap_steps=tau,
+        warmup_steps=0,
+        num_replicas=given.replicas,
+        eval_every=0,
+        state_every=0,
+        checkpoint_every=1000,
+    )
     create_group(where, settings)
     each = [(number, where, given.numel, given.step_s) for number in range(given.replicas)]
     inside = statistics.mean(in_processes(train, each))
     store = open_store(where)
-    segments = [Segment.from_bytes(store.get(info.key)) for info in store.list("telemetry/")]
+    segments = list(map(Segment.from_bytes, every_segment(store)))
     return shares([report for segment in segments for report in segment.rounds], step=inside)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", default="file", help="file, s3 (a server of its own), or a URI")
+    parser.add_argument("--store", default="file", help="file, s3 (starts a server), or a URI")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--tau", type=int, nargs="+", default=[0, 5, 10, 25, 49])
     parser.add_argument("--sync-every", type=int, default=50)
@@ -105,16 +112,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--numel", type=int, default=2_800_080)
     given = parser.parse_args()
-    print(f"{given.replicas} replicas, {given.numel:,} parameters, H = {given.sync_every} steps of "
-          f"{1000 * given.step_s:.0f} ms\n")  # fmt: skip
+    print(
+        f"{given.replicas} replicas, {given.numel:,} parameters, H = {given.sync_every} steps of "
+        f"{1000 * given.step_s:.0f} ms\n"
+    )
     print("| tau | covers, s | exchange, s | sync-wait | in step() |")
     print("| ---: | ---: | ---: | ---: | ---: |", flush=True)
     with somewhere(given.store) as uri:
         for tau in given.tau:
             found = measure(uri, given, tau)
-            print(f"| {tau} | {tau * given.step_s:.2f} | {found.exchange_s:.2f} "
-                  f"| **{found.wait:.1f} %** | {found.step:.1f} % |",
-                  flush=True)  # fmt: skip
+            print(
+                f"| {tau} | {tau * given.step_s:.2f} | {found.exchange_s:.2f} "
+                f"| **{found.wait:.1f} %** | {found.step:.1f} % |",
+                flush=True,
+            )
     return 0
 
 

@@ -3,12 +3,13 @@
 One process contributes and settles a round over a folder in which the peers' payloads, and in a
 sharded round their shards, lie already; in a syncer round the syncer is measured apart. Counted is
 how far the resident set grows at its peak (VmHWM, reset before), from when the process has imported
-everything and holds its pseudo-gradient, plus that gradient. The bound: two fragments, and the
-parts on their way (seven ranges being read, five parts being uploaded, each perhaps twice in the
-store's own buffers: 384 MiB), whatever the number of replicas. Ends with status 1 above it.
+everything and holds its pseudo-gradient, plus that gradient. The bound: two fragments, the parts in
+flight and four that are produced or used (448 MiB), whatever the number of replicas. Ends with
+status 1 above it.
 
 Applying a round comes after that: with overlap, steps were made since the snapshot and a share of
-them is kept; whoever was missed keeps all. Counted is the same growth, with gradient and mean.
+them is kept; a replica that was missed keeps all. Counted is the same growth, with gradient and
+mean.
 
 Usage: python bench/peak_memory.py [--numel N] [--replicas 2 4 8] [--plan P ...] [--codec C ...]
 """
@@ -29,18 +30,19 @@ from torch import nn
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
 from bench.support.processes import in_memory, in_processes
 from diloco.clock import SystemClock
-from diloco.exchange.inflight_rounds import OpenRound
-from diloco.exchange.reduce import IN_FLIGHT, Merged, Own
+from diloco.exchange.inflight_rounds import InflightRound
+from diloco.exchange.reduce import Merged, Own
 from diloco.exchange.round_exchange import Sent
 from diloco.model.flat_parameters import Layout
 from diloco.protocol import keys
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
-from diloco.store.base import PART_BYTES, UPLOADS_IN_FLIGHT, LocalStore
+from diloco.store.base import PART_BYTES, LocalStore
+from diloco.store.transfers import BYTES_IN_FLIGHT
 from diloco.training.checkpoint import Restored
-from diloco.training.local_progress import Ledger
+from diloco.training.local_progress import LocalProgress
 
-PARTS_BYTES = 2 * (IN_FLIGHT + 1 + UPLOADS_IN_FLIGHT + 2) * PART_BYTES
+PARTS_BYTES = BYTES_IN_FLIGHT + 4 * PART_BYTES
 QUICK_NUMEL = 2**24
 CODECS = ("fp32", "bf16", "int8", "e3m0", "topk")
 
@@ -81,7 +83,7 @@ def peak(folder: str, number: int, replicas: int, plan: str, codec: str, numel: 
         warm.round(1, torch.ones(2**18))
     vector = None if number == SYNCER_NUMBER else gradient(number, numel)
     measured = member(folder, number, replicas, plan, codec, numel)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
     settled, _ = measured.round(1, vector)
     grown = resident("VmHWM") - before
@@ -102,43 +104,49 @@ def apply(numel: int, included: bool) -> int:
     exchanged under computation."""
     torch.set_num_threads(1)
     for elements in (2**18, numel):  # what is loaded at first use is loaded with a small one
-        ledger, opened = open_round(elements)
+        progress, opened = open_round(elements)
         Path("/proc/self/clear_refs").write_text("5")
         before = resident("VmRSS")
         merged = Merged(vector=gradient(1, elements))
-        who = Identity(replica=0 if included else 1, incarnation=ledger.identity.incarnation)
+        who = Identity(replica=0 if included else 1, incarnation=progress.identity.incarnation)
         commit = Commit(
-            round=1, fragment=0, committer=who, contributors=(who,), void="", tokens_total=1,
-            committed_total=1, wall_s=0.0,
-        )  # fmt: skip
-        outcome = ledger.apply(commit, merged, opened, policy="rebase")
+            round=1,
+            fragment=0,
+            committer=who,
+            contributors=(who,),
+            void="",
+            tokens_total=1,
+            committed_total=1,
+            wall_s=0.0,
+        )
+        outcome = progress.apply(commit, merged, opened, keep=1.0)
         assert outcome == ("included" if included else "late"), outcome
     return resident("VmHWM") - before + 4 * numel
 
 
-def open_round(numel: int) -> tuple[Ledger, OpenRound]:
-    """A ledger with a round on its way, and a step on top of it."""
+def open_round(numel: int) -> tuple[LocalProgress, InflightRound]:
+    """A progress with a round on its way, and a step on top of it."""
     settings = bare_settings(replicas=2, plan="gather", sync_every=2, overlap_steps=1)
     model = nn.ParameterList([nn.Parameter(torch.ones(numel // 16)) for _ in range(16)])
     layout = Layout(model)
     me = Identity(replica=0, incarnation="00001-00000000")
-    ledger = Ledger(me, settings, layout, SystemClock())
+    progress = LocalProgress(me, settings, layout, SystemClock())
     weights = gradient(0, layout.numel)
-    ledger.state.load(Restored(round=0, weights=weights, base_rounds=(0,), totals=Totals()), None)
-    ledger.work.begin_round()
+    progress.state.load(Restored(round=0, weights=weights, base_rounds=(0,), totals=Totals()), None)
+    progress.counter.begin_round()
     for _ in range(2):
         with torch.no_grad():
             for parameter in model:
                 parameter.mul_(0.5)
-        ledger.work.count(tokens=1, loss=1.0)
-        if ledger.work.now.steps == 1:
-            opened = ledger.open(1, 0)
+        progress.counter.count(tokens=1, loss=1.0)
+        if progress.counter.now.steps == 1:
+            opened = progress.open(1, 0)
             assert opened is not None
     opened.sent = Sent(
         record=None,  # type: ignore[arg-type]
         own=Own(identity=me, digest="", vector=opened.contributed),
     )
-    return ledger, opened
+    return progress, opened
 
 
 def measure(made: str, replicas: int, plan: str, codec: str, numel: int) -> dict[int, int]:
@@ -188,7 +196,7 @@ def main() -> int:
                     cells = " | ".join(f"{share:.2f}" for share in shares)
                     print(f"| {name} | {codec} | {cells} |", flush=True)
     print("\n| applying under overlap | fragments |\n| --- | ---: |")
-    for name, included in (("included", True), ("missed, rebased", False)):
+    for name, included in (("included", True), ("late", False)):
         (found,) = in_processes(apply, [(given.numel, included)])
         worst = max(worst, found / fragment)
         print(f"| {name} | {found / fragment:.2f} |", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def spent_s() -> float:
     """Of this process, and of the server process of its database connection where that is
-    PostgreSQL on this machine (in hundredths of a second, as Linux tells it)."""
+    PostgreSQL on this machine (in hundredths of a second, as Linux reports it)."""
     from django.db import connection
 
     own = time.process_time()

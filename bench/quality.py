@@ -6,7 +6,7 @@
     python bench/quality.py --list               arms, steps and tokens
 
 A result is appended to FILE when it is there, so a killed script goes on with the arm it was in.
-What is compared is in :mod:`bench.experiments.arms`, what it says in ``docs/experiments.md``.
+The arms are in :mod:`bench.experiments.arms`, the results in ``docs/experiments.md``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", default=[0, 1, 2])
     parser.add_argument("--tune", action="store_true", help="tune learning rates, on seed 0")
-    parser.add_argument("--list", action="store_true", help="say what there is, train nothing")
+    parser.add_argument("--list", action="store_true", help="list the arms and exit")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of this file")
     arguments = parser.parse_args()
     arms = tuning() if arguments.tune else all_arms()
@@ -81,6 +81,7 @@ def main() -> int:
         print(results.table(arms, found), results.tuning_table(found), sep="\n\n")
         return 0
     torch.set_num_threads(1)
+    arms = tuple(arm for arm in arms if not arm.retired)
     for arm, seed in results.remaining(arms, seeds, results.read(arguments.out)):
         result = measure(arm, seed)
         results.append(arguments.out, result)

@@ -1,27 +1,39 @@
-"""Seconds of one outer synchronisation, phase by phase, beside the textbook baseline.
+"""Seconds of one outer synchronisation beside the best raw transfer of the same bytes.
 
-Every replica is a process, as in reality; all of them and the server share this machine. Both ways
-move the same 144 tensors (2.8M fp32 parameters) over the same store. The baseline puts one object
-per tensor, one tensor after the other, and looks for the peers' objects once a second; it is
-measured once, for all sizes at the same time, because it mostly sleeps. Ours is the median of
-``--rounds`` rounds after one that opens connections, from when the first replica begins to when the
-last one has the mean. *Raw* puts and gets the bytes of the plan and does nothing else: what this
-store and these cores allow at that moment.
+Every replica is a process, as in reality; all of them and the server share this machine. *Ours* is
+contribute and settle, from when the first replica begins until the last one has the mean: the
+median of ``--rounds`` rounds after ``--warm`` others in which the parts in flight adapt. *Raw*
+moves the bytes that the plan moves for each replica, with the same client, and does nothing else:
+parts up, a barrier, parts down, with the fixed number of parts in flight that is the fastest of
+``--in-flight``. The first column is raw over ours. The second is raw over ours without control,
+which is what lies between and behind the transfers: records, plan, commit and polls for them.
 
-Usage: python bench/round_cost.py [--store s3|file|URI ...] [--replicas 2 4 8]
-       [--plan auto gather sharded syncer] [--codec C] [--rounds 5] [--baseline]
+``--line`` puts a line before the store (bench/support/line.py): 60 ms, 90 MB/s per connection and
+1250 MB/s (10 Gbit/s) per replica. ``--scale`` divides these rates, the parts of 16 MiB and the
+bytes that are read back after an upload, so that few cores carry the replicas: with 64, 7,812,500
+parameters in fp32 stand for a billion in bf16. Latencies are not scaled. With the store ``file``
+the line is simulated before a folder; with ``s3`` each replica has its own proxy before the server,
+and parts stay as large as S3 demands.
+
+``--naive`` adds the naive baseline, which is no measure of quality: one object per tensor, one
+tensor after the other, and a look for the peers' objects once a second.
+
+Usage: python bench/round_cost.py [--store file|s3|URI] [--replicas 2 4 8] [--line] [--scale 64]
+       [--plan gather sharded syncer] [--codec C] [--numel N] [--rounds 5] [--warm 5] [--naive]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,158 +41,287 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.support import textbook
+from bench.support.cuts import small_cuts
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings
-from bench.support.processes import in_processes, meet, phase_medians, somewhere
-from diloco.exchange.reduce import IN_FLIGHT
+from bench.support.line import MB, LineSpec, LineStore, proxied
+from bench.support.processes import in_memory, in_processes, meet, phase_medians, s3_server
+from diloco.exchange.upload import DEFAULT_BYTES, VERIFY_UPLOAD_BYTES
 from diloco.protocol.reduce_cost import RoundCost, round_cost
-from diloco.store.base import MeteredStore
+from diloco.store import transfers
+from diloco.store.base import PART_BYTES, Store
+from diloco.store.metered import MeteredStore
 from diloco.store.open import open_store
 
 TENSORS = 144
 NUMEL = 2_800_080
-SIZES = [NUMEL // TENSORS] * TENSORS
 PHASES = ("encode", "upload", "wait", "download", "reduce")
+BUSY = ("encode", "upload", "download", "reduce")
+LINE = LineSpec(latency_s=0.06, connection=90 * MB, total=1250 * MB)
+SMALL_BLOCK = 2**14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The store of one measurement: ``addresses`` are the replicas' proxies, ``line`` that of a
+    folder."""
+
+    uri: str
+    line: LineSpec | None = None
+    addresses: tuple[str, ...] = ()
+    scale: int = 1
+
+    @property
+    def part_bytes(self) -> int:
+        return PART_BYTES // self.scale
+
+    def below(self, name: str) -> Place:
+        return replace(self, uri=f"{self.uri.rstrip('/')}/{name}")
+
+    def fresh(self) -> Place:
+        return self.below(uuid.uuid4().hex)
+
+    def open(self, number: int) -> Store:
+        """Open the store in the process of a replica."""
+        if self.addresses:
+            os.environ["AWS_ENDPOINT_URL"] = self.addresses[number]
+        if self.line and not self.addresses:
+            return LineStore(Path(self.uri), self.line)
+        return open_store(self.uri)
+
+    @contextlib.contextmanager
+    def cuts(self) -> Iterator[None]:
+        """Scale parts, in the process of a replica."""
+        if self.scale == 1:
+            yield
+            return
+        os.environ[VERIFY_UPLOAD_BYTES] = str(DEFAULT_BYTES // self.scale)
+        with small_cuts(block=SMALL_BLOCK, part_bytes=self.part_bytes):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    replicas: int
+    plan: str
+    codec: str
+    numel: int
+    rounds: int
+    warm: int
+
+    @property
+    def cost(self) -> RoundCost:
+        return round_cost(
+            numel=self.numel, codec=self.codec, replicas=self.replicas, mode=self.plan
+        )
 
 
 @dataclass(frozen=True)
 class Sync:
     """One process's part of one round; begin and end are on the machine's clock."""
 
-    plan: str
     begin: float
     end: float
     phases: dict[str, float]
     requests: int
     cpu_s: float
+    limits: tuple[int, int]
 
 
-def replica(number: int, uri: str, replicas: int, plan: str, codec: str, rounds: int) -> list[Sync]:
+def exchange(number: int, place: Place, case: Case) -> list[Sync]:
+    """The rounds of one replica."""
     torch.set_num_threads(1)
-    store = MeteredStore(open_store(uri))
-    settings = bare_settings(replicas=replicas, plan=plan, codec=codec)
-    member = BareMember(store, number, settings, SIZES)
-    member.put_lease()
-    seed = torch.Generator().manual_seed(number)
-    vector = None if number == SYNCER_NUMBER else torch.randn(NUMEL, generator=seed)
+    with place.cuts():
+        store = MeteredStore(place.open(number))
+        settings = bare_settings(replicas=case.replicas, plan=case.plan, codec=case.codec)
+        member = BareMember(store, number, settings, [case.numel // TENSORS] * TENSORS)
+        member.put_lease()
+        seed = torch.Generator().manual_seed(number)
+        numel = TENSORS * (case.numel // TENSORS)
+        vector = None if number == SYNCER_NUMBER else torch.randn(numel, generator=seed)
+        found = []
+        for round in range(1, case.warm + case.rounds + 1):
+            meet()
+            requests, cpu_s, begin = store.usage.requests, time.process_time(), time.monotonic()
+            _, timings = member.round(round, vector)
+            end = time.monotonic()
+            requests, cpu_s = store.usage.requests - requests, time.process_time() - cpu_s
+            limits = (transfers.UPLOAD_LINE.limit, transfers.DOWNLOAD_LINE.limit)
+            found.append(Sync(begin, end, timings.seconds, requests, cpu_s, limits))
+            meet()
+            if number == 0:
+                _delete_large(place, f"rounds/{round:08d}/")
+    return found[case.warm :]
+
+
+def transfer(number: int, place: Place, case: Case, in_flight: int) -> list[tuple[float, float]]:
+    """The bytes of one replica, without an exchange."""
+    store = place.open(number)
+    body, cost = memoryview(bytes(PART_BYTES)), case.cost
+
+    def parts(of: int, size_bytes: int) -> list[tuple[str, int]]:
+        starts = range(0, size_bytes, place.part_bytes)
+        sizes = [min(place.part_bytes, size_bytes - start) for start in starts]
+        return [(f"{of}/{index}", size) for index, size in enumerate(sizes)]
+
+    def put(part: tuple[str, int]) -> None:
+        store.put(part[0], body[: part[1]])
+
+    def get(part: tuple[str, int]) -> None:
+        assert len(store.get_range(part[0], 0, part[1])) == part[1]
+
+    peers = [peer for peer in range(case.replicas) if peer != number]
+    mine = parts(number, cost.up)
+    wanted = [part for peer in peers for part in parts(peer, cost.down // len(peers))]
     found = []
-    for round in range(1, rounds + 2):
-        meet()
-        before, cpu_s, begin = store.usage.requests, time.process_time(), time.monotonic()
-        settled, timings = member.round(round, vector)
-        end = time.monotonic()
-        requests = store.usage.requests - before
-        cpu_s = time.process_time() - cpu_s
-        found.append(Sync(settled.plan.mode, begin, end, timings.seconds, requests, cpu_s))
+    with ThreadPoolExecutor(in_flight) as pool:
+        for _ in range(1 + case.rounds):
+            meet()
+            begin = time.monotonic()
+            list(pool.map(put, mine))
+            meet()
+            list(pool.map(get, wanted))
+            found.append((begin, time.monotonic()))
+    meet()
+    if number == 0:
+        _delete_large(place, "")
     return found[1:]
 
 
-@dataclass(frozen=True)
+def _delete_large(place: Place, prefix: str) -> None:
+    store = open_store(place.uri)
+    store.delete([one.key for one in store.list(prefix) if one.size_bytes > 2**16])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    name: str
-    replicas: int
+    case: Case
     seconds: list[float]
-    requests: float = 0.0
-    cpu_s: float = 0.0
-    phases: dict[str, float] | None = None
+    raw: list[float]
+    in_flight: int
+    syncs: list[Sync]
+    naive_s: float | None = None
 
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.seconds)
+    def cells(self) -> list[str]:
+        ours_s, raw_s = statistics.median(self.seconds), statistics.median(self.raw)
+        phases = phase_medians([sync.phases for sync in self.syncs])
+        limits = [
+            statistics.median(one) for one in zip(*(s.limits for s in self.syncs), strict=True)
+        ]
+        return [
+            f"**{100 * raw_s / ours_s:.0f} %**",
+            f"{100 * raw_s / sum(phases.get(phase, 0.0) for phase in BUSY):.0f} %",
+            self.case.plan,
+            str(self.case.replicas),
+            f"{ours_s:.2f} ({min(self.seconds):.2f} to {max(self.seconds):.2f})",
+            f"{raw_s:.2f} ({self.in_flight})",
+            f"{limits[0]:.0f}, {limits[1]:.0f}",
+            *(f"{phases.get(phase, 0.0):.2f}" for phase in PHASES),
+            f"{statistics.median(sync.cpu_s for sync in self.syncs):.2f}",
+            f"{statistics.mean(sync.requests for sync in self.syncs):.0f}",
+            *([f"{self.naive_s:.0f}"] if self.naive_s is not None else []),
+        ]
 
 
-def ours(uri: str, replicas: int, plan: str, codec: str, rounds: int) -> Row:
-    where = f"{uri.rstrip('/')}/{uuid.uuid4().hex}"
-    numbers = [*range(replicas), *([SYNCER_NUMBER] if plan == "syncer" else [])]
-    found = in_processes(
-        replica, [(number, where, replicas, plan, codec, rounds) for number in numbers]
-    )[:replicas]
-    together = list(zip(*found, strict=True))
-    everyone = [sync for one in together for sync in one]
-    used = "/".join(sorted({sync.plan for sync in everyone}))
+HEAD = (
+    "of raw",
+    "without control",
+    "plan",
+    "N",
+    "ours, s",
+    "raw, s (in flight)",
+    "in flight, up and down",
+    *PHASES,
+)
+
+
+def spans(found: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """Seconds of each round, from the first begin to the last end."""
+    together = zip(*found, strict=True)
+    return [max(end for _, end in one) - min(begin for begin, _ in one) for one in together]
+
+
+def measure(place: Place, case: Case, in_flight: Sequence[int], naive_s: float | None) -> Row:
+    def processes(work: Callable[..., list], numbers: Sequence[int], *more: object) -> list:
+        where = place.fresh()
+        return in_processes(work, [(number, where, case, *more) for number in numbers])
+
+    replicas = range(case.replicas)
+    raws = {count: spans(processes(transfer, replicas, count)) for count in in_flight}
+    best = min(raws, key=lambda count: statistics.median(raws[count]))
+    numbers = [*replicas, *([SYNCER_NUMBER] if case.plan == "syncer" else [])]
+    syncs = processes(exchange, numbers)[: case.replicas]
+    seconds = spans([[(sync.begin, sync.end) for sync in one] for one in syncs])
+    every = [sync for one in syncs for sync in one]
     return Row(
-        name=f"auto: {used}" if plan == "auto" else used,
-        replicas=replicas,
-        seconds=[max(s.end for s in one) - min(s.begin for s in one) for one in together],
-        requests=statistics.mean(sync.requests for sync in everyone),
-        cpu_s=statistics.median(sync.cpu_s for sync in everyone),
-        phases=phase_medians([sync.phases for sync in everyone]),
+        case=case, seconds=seconds, raw=raws[best], in_flight=best, syncs=every, naive_s=naive_s
     )
 
 
-def raw_replica(
-    number: int, uri: str, cost: RoundCost, replicas: int, rounds: int
-) -> list[tuple[float, float]]:
-    """Each round one object up and the peers' down, in as many requests as there are peers."""
-    store = open_store(uri)
-    found = []
-    for round in range(rounds + 1):
-        meet()
-        begin = time.monotonic()
-        store.put(f"{round}/{number}", bytes(cost.up))
-        meet()
-        with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            wanted = [f"{round}/{peer}" for peer in range(replicas) if peer != number]
-            share = cost.down // len(wanted)
-            list(pool.map(lambda key, size=share: len(store.get_range(key, 0, size)), wanted))
-        found.append((begin, time.monotonic()))
-    return found[1:]
+def naive(uri: str, sizes: Sequence[int], numel: int) -> dict[int, float]:
+    """Seconds of the naive baseline for each number of replicas; all at the same time, because it
+    mostly sleeps."""
 
-
-def raw(uri: str, replicas: int, plan: str, codec: str, rounds: int) -> Row:
-    """The same bytes as a round of the plan, and nothing else: what the store allows here."""
-    cost = round_cost(numel=NUMEL, codec=codec, replicas=replicas, mode=plan)
-    where = f"{uri.rstrip('/')}/{uuid.uuid4().hex}"
-    each = [(number, where, cost, replicas, rounds) for number in range(replicas)]
-    together = list(zip(*in_processes(raw_replica, each), strict=True))
-    spans = [max(e for _, e in one) - min(b for b, _ in one) for one in together]
-    return Row(f"raw, bytes of {plan}", replicas, spans)
-
-
-def baselines(uri: str, sizes: Sequence[int]) -> list[Row]:
-    def measure(replicas: int) -> Row:
+    def one(replicas: int) -> float:
         where = f"{uri.rstrip('/')}/{uuid.uuid4().hex}"
-        each = [(number, where, replicas, SIZES) for number in range(replicas)]
-        spans = in_processes(textbook.synchronise, each)
-        seconds = max(end for _, end in spans) - min(begin for begin, _ in spans)
-        return Row("object per tensor, 1 s poll", replicas, [seconds])
+        each = [(n, where, replicas, [numel // TENSORS] * TENSORS) for n in range(replicas)]
+        return spans([[span] for span in in_processes(textbook.synchronise, each)])[0]
 
     with ThreadPoolExecutor(len(sizes)) as pool:
-        return list(pool.map(measure, sizes))
+        return dict(zip(sizes, pool.map(one, sizes), strict=True))
 
 
-def show(row: Row, slow: Row | None) -> None:
-    low, high = min(row.seconds), max(row.seconds)
-    spread = f" ({low:.3f} to {high:.3f})" if len(row.seconds) > 1 else ""
-    phases = [f"{(row.phases or {}).get(p, 0.0):.3f}" if row.phases else "" for p in PHASES]
-    faster = f"**{slow.median_s / row.median_s:.0f} x**" if slow else ""
-    counts = [f"{row.cpu_s:.3f}", f"{row.requests:.1f}"] if row.requests else ["", ""]
-    cells = [row.name, str(row.replicas), f"{row.median_s:.3f}{spread}", *phases, *counts, faster]
-    print(f"| {' | '.join(cells)} |", flush=True)
+@contextlib.contextmanager
+def places(kind: str, line: LineSpec | None, scale: int, replicas: int) -> Iterator[Place]:
+    if kind == "file":
+        with in_memory() as folder:
+            yield Place(uri=folder, line=line, scale=scale)
+    elif kind == "s3":
+        with s3_server() as uri, contextlib.ExitStack() as stack:
+            addresses: list[str] = []
+            if line:
+                target = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+                addresses = stack.enter_context(proxied(target, line, replicas))
+            yield Place(uri=uri, line=line, addresses=tuple(addresses))
+    else:
+        yield Place(uri=kind)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", nargs="+", default=["file"], help="s3, file, or a URI")
+    parser.add_argument("--store", default="file", help="file, s3, or a URI")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--plan", nargs="+", default=["auto", "gather", "sharded", "syncer"])
+    parser.add_argument("--plan", nargs="+", default=["gather", "sharded"])
     parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--numel", type=int, default=NUMEL)
+    parser.add_argument("--line", action="store_true", help="put a line before the store")
+    parser.add_argument("--scale", type=int, default=1, help="divide the line's rates and parts")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[8, 12, 16, 24])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--baseline", action="store_true", help="measure it too: two minutes")
+    parser.add_argument("--warm", type=int, default=5)
+    parser.add_argument("--naive", action="store_true", help="measure it too: minutes")
     given = parser.parse_args()
-    for kind in given.store:
-        with somewhere(kind) as uri:
-            print(f"\n{TENSORS} tensors, {NUMEL:,} parameters, {given.codec}, store {uri}\n")
-            print(f"| plan | N | seconds | {' | '.join(PHASES)} | CPU s each | requests | faster |")
-            print(f"| --- | ---: | --- | {'---: | ' * (len(PHASES) + 3)}")
-            slow = baselines(uri, given.replicas) if given.baseline else []
-            for row in slow:
-                show(row, None)
-            for plan in given.plan:
-                for replicas in given.replicas:
-                    if plan in ("gather", "sharded"):
-                        show(raw(uri, replicas, plan, given.codec, given.rounds), None)
-                    row = ours(uri, replicas, plan, given.codec, given.rounds)
-                    show(row, next((s for s in slow if s.replicas == replicas), None))
+    line = None
+    if given.line:
+        connection, total = LINE.connection / given.scale, LINE.total / given.scale
+        line = replace(LINE, connection=connection, total=total)
+    with places(given.store, line, given.scale, max(given.replicas)) as place:
+        print(f"{given.numel:,} parameters, {given.codec}, store {given.store}, line: {line}\n")
+        last = ["naive: object per tensor, 1 s poll"] if given.naive else []
+        head = [*HEAD, "CPU s each", "requests", *last]
+        print(f"| {' | '.join(head)} |\n| {' | '.join(['---'] * len(head))} |", flush=True)
+        slow = naive(place.uri, given.replicas, given.numel) if given.naive else {}
+        for plan in given.plan:
+            for replicas in given.replicas:
+                case = Case(
+                    replicas=replicas,
+                    plan=plan,
+                    codec=given.codec,
+                    numel=given.numel,
+                    rounds=given.rounds,
+                    warm=given.warm,
+                )
+                row = measure(place, case, given.in_flight, slow.get(replicas))
+                print(f"| {' | '.join(row.cells())} |", flush=True)
     return 0
 
 

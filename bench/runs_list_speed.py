@@ -77,13 +77,23 @@ def fill(wanted: int) -> None:
             at = begun + datetime.timedelta(seconds=37 * n)
             state = "running" if n % 100 == 0 else ("succeeded", "failed", "cancelled")[n % 3]
             run = Run(
-                name=f"run {n}", owner=owners[n % OWNERS], state=state, state_since=at,
-                created_at=at, started_at=at, ended_at=None if state == "running" else at,
-                rendezvous=f"s3://bucket/runs/{n}", group_settings=settings, workload={},
-                submit_key=uuid.uuid4().hex, committed_rounds=n % 100, tokens=n * 1000,
+                name=f"run {n}",
+                owner=owners[n % OWNERS],
+                state=state,
+                state_since=at,
+                created_at=at,
+                started_at=at,
+                ended_at=None if state == "running" else at,
+                rendezvous=f"s3://bucket/runs/{n}",
+                group_settings=settings,
+                workload={},
+                submit_key=uuid.uuid4().hex,
+                committed_rounds=n % 100,
+                tokens=n * 1000,
                 train_loss=2.5,
-                eval_loss=1 + n * 7919 % 1000 / 1000, phase_s={"compute": 90.0, "wait": 10.0},
-            )  # fmt: skip
+                eval_loss=1 + n * 7919 % 1000 / 1000,
+                phase_s={"compute": 90.0, "wait": 10.0},
+            )
             runs.append(run)
             two = [
                 ReplicaPool(run=run, backend=backend, count=REPLICAS // 2, price_usd_h=1.0)
@@ -95,11 +105,14 @@ def fill(wanted: int) -> None:
         ReplicaPool.objects.bulk_create(pools)
         Replica.objects.bulk_create(
             Replica(
-                run=run, pool=pool, number=number, state_since=at,
+                run=run,
+                pool=pool,
+                number=number,
+                state_since=at,
                 state="computing" if run.state == "running" else "done",
             )
             for pool, number, run, at in replicas
-        )  # fmt: skip
+        )
 
 
 def measure(path: str, repeat: int) -> tuple[list[float], float, int, int]:
@@ -134,7 +147,7 @@ def measure(path: str, repeat: int) -> tuple[list[float], float, int, int]:
 
 
 def analyze() -> None:
-    """What a database does by itself once in a while."""
+    """Run the database's periodic maintenance."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -174,7 +187,7 @@ def main() -> None:
                 ("polled", "/runs.json"),
                 ("state:running", "/?q=state:running"),
                 ("a word in names", "/?q=run+77"),
-                ("a word nobody has", "/?q=nowhere"),
+                ("a word without matches", "/?q=nowhere"),
                 ("by loss", "/?sort=loss"),
                 ("by loss, turned", "/?sort=-loss"),
                 ("by name", "/?sort=name"),

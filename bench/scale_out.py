@@ -121,9 +121,12 @@ def deployment(
         server = broker.prepare(folder / "broker")
         var = folder / "var"
         env = {
-            **stack_env(var), "DATABASE_URL": database.create_database("archipelago"),
-            "REDIS_URL": server.url, "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            **stack_env(var),
+            "ARCHIPELAGO_OPERATORS_LOCAL": "backend",
+            "DATABASE_URL": database.create_database("archipelago"),
+            "REDIS_URL": server.url,
+            "OMP_NUM_THREADS": "1",
+        }
         valkey = Child("broker", server.command, var / "logs/broker.log", env, ROOT)
         valkey.start()
         wait_until(server.ready, "valkey did not start")
@@ -147,13 +150,18 @@ def submitted(services: Services, token: str, runs: int, rounds: int) -> list[st
                 "name": f"run {n}",
                 "workload": {"size": "demo", "data": "stdlib", "eval_bytes": 4096},
                 "settings": {
-                    "num_replicas": REPLICAS, "sync_every": SYNC_EVERY, "total_rounds": rounds,
-                    "warmup_steps": 0, "batch_size": 2, "heartbeat_timeout_s": 30.0,
-                    "eval_every": 0, "checkpoint_every": 10,
+                    "num_replicas": REPLICAS,
+                    "sync_every": SYNC_EVERY,
+                    "total_rounds": rounds,
+                    "warmup_steps": 0,
+                    "batch_size": 2,
+                    "heartbeat_timeout_s": 30.0,
+                    "eval_every": 0,
+                    "checkpoint_every": 10,
                 },
                 "pools": [{"backend": "local", "hardware": "cpu", "count": REPLICAS}],
             }
-        )  # fmt: skip
+        )
         found.append(run.id)
     return found
 
@@ -196,7 +204,7 @@ def problems(run: dict[str, Any], jobs: set[str], rounds: int) -> list[str]:
         "attempts": (REPLICAS, len(keys)),
         "jobs": (keys, own),
         "points of loss": (steps, run["points"]),
-    }  # fmt: skip
+    }
     found = [f"{what}: expected {a}, found {b}" for what, (a, b) in expected.items() if a != b]
     for (_, before), (after, _) in itertools.pairwise(run["moves"]):
         if before != after:

@@ -35,14 +35,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench.support.bucket_proxy import Fault  # noqa: E402
 from bench.support.page_watch import PageWatch  # noqa: E402
-from bench.support.server_world import (  # noqa: E402
-    World,
+from bench.support.server_harness import (  # noqa: E402
+    Harness,
     bucket,
     fill_disk,
     flush_broker,
     kill_workers,
     lock_database,
-    running_world,
+    running_harness,
     set_clock,
     start_second_server,
 )
@@ -85,7 +85,7 @@ print(json.dumps({{
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     name: str
-    begin: Callable[[World], None]
+    begin: Callable[[Harness], None]
     lasts: bool = True
     needs: str = ""
 
@@ -125,9 +125,15 @@ def problems(seen: dict[str, Any], rounds: int, attempts: int = REPLICAS) -> lis
 
 def submit(stack: LiveStack, name: str, rounds: int) -> str:
     return create(
-        stack, name, total_rounds=rounds, sync_every=SYNC_EVERY, num_replicas=REPLICAS,
-        start_replicas=REPLICAS, heartbeat_timeout_s=30.0, checkpoint_every=10,
-    )  # fmt: skip
+        stack,
+        name,
+        total_rounds=rounds,
+        sync_every=SYNC_EVERY,
+        num_replicas=REPLICAS,
+        start_replicas=REPLICAS,
+        heartbeat_timeout_s=30.0,
+        checkpoint_every=10,
+    )
 
 
 def rounds_of(stack: LiveStack, run: str) -> int:
@@ -165,16 +171,16 @@ def tracebacks(var: Path) -> dict[str, int]:
     return {log.stem: log.read_text(errors="replace").count("Traceback (most") for log in logs}
 
 
-def attempt(world: World, trial: Trial, *, seconds: float, rounds: int) -> list[str]:
-    stack = world.stack
-    said, before = len(stack.said()), tracebacks(stack.var)
+def attempt(harness: Harness, trial: Trial, *, seconds: float, rounds: int) -> list[str]:
+    stack = harness.stack
+    printed, before = len(stack.output()), tracebacks(stack.var)
     run = submit(stack, trial.name, rounds)
     wait_until(lambda: rounds_of(stack, run) >= 3, f"{trial.name}: no rounds", timeout_s=240)
-    watch = PageWatch(world.fetch, run)
-    trial.begin(world)
+    watch = PageWatch(harness.fetch, run)
+    trial.begin(harness)
     watch.during(seconds if trial.lasts else 0)
     shown = len(watch.seen)
-    world.heal()
+    harness.heal()
     back_s = watch.until_normal(patience_s=PATIENCE_S)
     seen = settle(stack, run, lambda seen: problems(seen, rounds))
     wrong = problems(seen, rounds)
@@ -187,9 +193,9 @@ def attempt(world: World, trial: Trial, *, seconds: float, rounds: int) -> list[
     print(f"  alerts: {', '.join(seen['alerts']) or 'none'}")
     new = {k: n - before.get(k, 0) for k, n in tracebacks(stack.var).items()}
     print(f"  tracebacks: { {k: n for k, n in new.items() if n} or 'none' }")
-    for line in [*world.notes, *stack.said()[said:].splitlines()]:
+    for line in [*harness.notes, *stack.output()[printed:].splitlines()]:
         print(f"  output: {line[:300]}")
-    world.notes.clear()
+    harness.notes.clear()
     sys.stdout.flush()
     return wrong
 
@@ -202,7 +208,7 @@ def main() -> int:
     parser.add_argument("--keep-logs", type=Path, help="copy the server's logs to this folder")
     given = parser.parse_args()
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, running_world(Path(folder)) as made:
+    with tempfile.TemporaryDirectory() as folder, running_harness(Path(folder)) as made:
         for trial in TRIALS:
             if given.only and not any(part in trial.name for part in given.only):
                 continue

@@ -9,7 +9,7 @@ migrates the database and adopts the run, which trains to its end and is audited
 At the end, a migration that this version does not know is recorded in the database, as a newer
 version would: this version must refuse to start.
 
-Usage: python bench/server_upgrade.py [--before e9ba217] [--rounds 40] [--stops kill term]
+Usage: python bench/server_upgrade.py [--before 39f2fb7] [--rounds 40] [--stops kill term]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bench.server_faults import (  # noqa: E402
     tracebacks,
 )
 from bench.support.page_watch import PageWatch  # noqa: E402
-from bench.support.server_world import COOKIE, fetch, running_bucket  # noqa: E402
+from bench.support.server_harness import COOKIE, fetch, running_bucket  # noqa: E402
 from dashboard.server import broker  # noqa: E402
 from tests.django_process import DjangoProcess  # noqa: E402
 from tests.servers import child, free_ports, wait_until  # noqa: E402
@@ -76,27 +76,37 @@ def serving(
     command = [sys.executable, "manage.py", "serve", "--port", str(port)]
     with child(command, log=log, env=env, cwd=version.code) as process:
         wait_until(
-            lambda: "serving http" in log.read_text(), f"{version.name} did not start",
-            timeout_s=600, process=process, log=log,
-        )  # fmt: skip
+            lambda: "serving http" in log.read_text(),
+            f"{version.name} did not start",
+            timeout_s=600,
+            process=process,
+            log=log,
+        )
         inside = {**env, "REDIS_URL": broker.load(var / "broker").url}
         with contextlib.closing(DjangoProcess(inside, version.code)) as beside:
             yield (
                 LiveStack(
-                    url=f"http://127.0.0.1:{port}/", var=var, env=inside, pid=process.pid,
+                    url=f"http://127.0.0.1:{port}/",
+                    var=var,
+                    env=inside,
+                    pid=process.pid,
                     process=beside,
                 ),
                 process,
-            )  # fmt: skip
+            )
 
 
 def refused(version: Version, var: Path, env: dict[str, str]) -> str:
-    """What a ``serve`` prints that must not start."""
+    """Return the output of a ``serve`` that must not start."""
     (port,) = free_ports(1)
     done = subprocess.run(
         [sys.executable, "manage.py", "serve", "--port", str(port)],
-        cwd=version.code, env=env, capture_output=True, text=True, timeout=REFUSED_S,
-    )  # fmt: skip
+        cwd=version.code,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=REFUSED_S,
+    )
     text = f"status {done.returncode}, {done.stderr.strip()[-300:]}"
     if done.returncode != 1 or "Traceback" in done.stderr:
         raise AssertionError(f"expected a refusal, found {text}")
@@ -126,8 +136,10 @@ def trial(old: Version, new: Version, folder: Path, *, stop: str, rounds: int) -
             end(process, var, stop)
             stopped, logged = time.monotonic(), tracebacks(var)
         with serving(new, var, env) as (after, process):
-            print(f"  rounds when the old server ended: {at}, until pages answered: "
-                  f"{time.monotonic() - stopped:.1f} s")  # fmt: skip
+            print(
+                f"  rounds when the old server ended: {at}, until pages answered: "
+                f"{time.monotonic() - stopped:.1f} s"
+            )
             cookie = f"sessionid={after.python(COOKIE)}"
             watch = PageWatch(lambda path: fetch(after.url, path, cookie), run)
             back_s = watch.until_normal(patience_s=PATIENCE_S)
@@ -153,7 +165,7 @@ def trial(old: Version, new: Version, folder: Path, *, stop: str, rounds: int) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--before", default="e9ba217", help="commit of the older version")
+    parser.add_argument("--before", default="39f2fb7", help="commit of the older version")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--stops", nargs="+", choices=("kill", "term"), default=["kill", "term"])
     given = parser.parse_args()

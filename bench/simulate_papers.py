@@ -1,7 +1,7 @@
 """What ``python -m diloco.simulate`` predicts, beside what papers have published.
 
 Prints each published number, ours, and by how much we miss. Nothing in the model is fitted to these
-tables; ``docs/planning.md`` says where it misses and why. The assumptions that the papers leave to
+tables; ``docs/planning.md`` explains the deviations. The assumptions that the papers leave to
 us are the constants below.
 
 Usage: python bench/simulate_papers.py
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from diloco.inspection.tables import columns
 from diloco.planner.availability import availability
-from diloco.planner.prediction import Scenario, bandwidth_for, needed_bytes_per_s, predict_modes
+from diloco.planner.prediction import PlanRequest, bandwidth_for, needed_bytes_per_s, predict_modes
 from diloco.protocol.payload_size import payload_bytes
 from diloco.protocol.settings import GroupSettings
 
@@ -42,12 +42,17 @@ PLANS = {
     "DiLoCo": {"sync_every": STEPS},
     "streaming": {"sync_every": STEPS, "num_fragments": FRAGMENTS},
     "streaming, overlap": {
-        "sync_every": STEPS, "num_fragments": FRAGMENTS, "overlap_steps": OVERLAP,
+        "sync_every": STEPS,
+        "num_fragments": FRAGMENTS,
+        "overlap_steps": OVERLAP,
     },
     "streaming, overlap, 4 bit": {
-        "sync_every": STEPS, "num_fragments": FRAGMENTS, "overlap_steps": OVERLAP, "codec": "e3m0",
+        "sync_every": STEPS,
+        "num_fragments": FRAGMENTS,
+        "overlap_steps": OVERLAP,
+        "codec": "e3m0",
     },
-}  # fmt: skip
+}
 BACKWARD = 2 / 3
 """Of a step, by floating-point operations. The authors let reductions run under it
 (arthurdouillard.com/diloco); an exchange through a store has nothing to upload before it ends."""
@@ -77,19 +82,22 @@ def streaming() -> tuple[str, Rows]:
 def _all_reduce(settings: GroupSettings, share: float, *, hidden_steps: float) -> float:
     """Two sites that sum in the network: each sends and receives a fragment once, at once."""
     fragment = PARAMETERS // settings.num_fragments
-    return needed_bytes_per_s(
-        moved=payload_bytes(fragment, settings.codec),
-        compute_s=settings.round_steps * STEP_S,
-        covered_s=(settings.overlap_steps + hidden_steps) * STEP_S,
-        latency_s=0.0,
-        utilisation=share,
-    ) * 8e-9  # fmt: skip
+    return (
+        needed_bytes_per_s(
+            moved=payload_bytes(fragment, settings.codec),
+            compute_s=settings.round_steps * STEP_S,
+            covered_s=(settings.overlap_steps + hidden_steps) * STEP_S,
+            latency_s=0.0,
+            utilisation=share,
+        )
+        * 8e-9
+    )
 
 
 def _store(settings: GroupSettings, share: float) -> float:
     """Two replicas and a bucket: up, and only then down."""
-    scenario = Scenario(settings=settings, parameters=PARAMETERS, step_s=STEP_S, latency_s=0.0)
-    return bandwidth_for(scenario, share) * 8e-9
+    request = PlanRequest(settings=settings, parameters=PARAMETERS, step_s=STEP_S, latency_s=0.0)
+    return bandwidth_for(request, share) * 8e-9
 
 
 # -- Decoupled DiLoCo, arXiv:2604.21428 ------------------------------------------------------------
@@ -128,19 +136,24 @@ region, $0.09 per GB, 100 MB/s."""
 
 
 def egress() -> tuple[str, Rows]:
-    scenario = Scenario(
-        settings=GroupSettings(codec="bf16", num_replicas=8), parameters=10**9, step_s=1.0,
+    request = PlanRequest(
+        settings=GroupSettings(codec="bf16", num_replicas=8),
+        parameters=10**9,
+        step_s=1.0,
         latency_s=0.0,
-    )  # fmt: skip
+    )
     rows: Rows = [("reduce plan", "$", "ours", "seconds", "ours")]
-    for mode, found in predict_modes(scenario).items():
+    for mode, found in predict_modes(request).items():
         dollars, seconds = EGRESS[mode]
         rows.append(
             (
-                mode, f"{dollars:g}", _beside(found.round_cost, dollars),
-                f"{seconds:g}", _beside(found.exchange_s, seconds),
+                mode,
+                f"{dollars:g}",
+                _beside(found.round_cost, dollars),
+                f"{seconds:g}",
+                _beside(found.exchange_s, seconds),
             )
-        )  # fmt: skip
+        )
     return "one round of 1B parameters in bf16, 8 replicas, worked by hand", rows
 
 

@@ -1,10 +1,10 @@
-"""Your own model and loop in a group: two processes that share nothing but a folder.
+"""Train your own model in your own loop: two processes that share only a folder.
 
-    python examples/own_loop.py                  both processes, in a folder that is deleted
-    python examples/own_loop.py URI REPLICA      one of them, in a group that is there already
+    python examples/own_loop.py                  both processes, in a temporary folder
+    python examples/own_loop.py URI REPLICA      one of them, in an existing group
 
-Each process trains on data of its own; every 20 steps they exchange pseudo-gradients through the
-rendezvous. With a bucket for the folder they may run on two machines, and nothing else changes.
+Each process trains on its own data; every 20 steps they exchange pseudo-gradients through the
+rendezvous. With a bucket instead of the folder they can run on two machines without other changes.
 """
 
 from __future__ import annotations

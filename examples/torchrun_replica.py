@@ -1,11 +1,11 @@
-"""A replica of several GPUs (or CPU processes): torchrun inside, one member of the group outside.
+"""Train a replica of several GPUs (or CPU processes) under torchrun as one member of a group.
 
     python examples/torchrun_replica.py                                    the whole demonstration
     torchrun --nproc-per-node 2 torchrun_replica.py URI REPLICA [--ddp]    one replica of two ranks
 
-Without arguments: replica 0 has two ranks and shards its model with FSDP2, replica 1 has one rank
-and no wrapper at all; they share nothing but a folder, and end with the same weights. ``--ddp``
-takes DistributedDataParallel instead. With GPUs, torchrun gives each rank one.
+Without arguments, replica 0 has two ranks and shards its model with FSDP2, and replica 1 has one
+rank and no wrapper. They share only a folder and end with the same weights. ``--ddp`` uses
+DistributedDataParallel instead of FSDP2. Each rank uses the GPU of its LOCAL_RANK, if there is one.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def train(uri: str, replica: int, *, ddp: bool) -> None:
     else:
         torch.set_num_threads(1)
     if ranks > 1:
-        # gloo for what is on the CPU, NCCL for what is on GPUs
+        # gloo for CPU tensors, NCCL for GPU tensors
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     torch.manual_seed(replica)
     model = build(ranks=ranks, ddp=ddp, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     with diloco.join(uri, replica=replica, model=model, inner_optimizer=optimizer) as group:
         while not group.done:
-            # Each rank has its part of the replica's batch.
+            # Each rank takes its part of the replica's batch.
             data = torch.Generator().manual_seed(10_000 * replica + 10 * group.data_step + rank)
             x = torch.randn(32 // ranks, 4, generator=data).to(device)
             loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
@@ -82,7 +82,7 @@ def demonstrate() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="One rank of a replica.")
-    parser.add_argument("uri", nargs="?", help="rendezvous of a group that is there already")
+    parser.add_argument("uri", nargs="?", help="rendezvous of an existing group")
     parser.add_argument("replica", nargs="?", type=int, default=0)
     parser.add_argument("--ddp", action="store_true")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Data parallel training whose gradients go through a bucket, one averaged step at a time.
+"""Train data parallel through a bucket: gradients are averaged at every step.
 
-    python examples/train_ddp.py                           two replicas, in a folder that is deleted
+    python examples/train_ddp.py                           two replicas, in a temporary folder
     python examples/train_ddp.py URI REPLICA [--steps N]   one of them, e.g. on two machines
 
-A step that not everybody got through is not taken by anybody; a replica that is started again takes
-the others' state, and a group that died altogether resumes from the bucket. It exchanges at every
-step, so it needs a fast bucket: it is the baseline that DiLoCo (train_diloco.py) is compared with.
+A step counts for all replicas or for none. A restarted replica takes the state of the others, and a
+group without live replicas resumes from the bucket. It exchanges at every step, so it needs a fast
+bucket: it is the baseline for DiLoCo (train_diloco.py).
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def train(uri: str, replica: int, steps: int) -> None:
         load_state_dict=load_state_dict,
         state_dict=state_dict,
         min_replica_size=2,
-        use_async_quorum=False,  # a newcomer takes the others' state before its first step
+        use_async_quorum=False,  # a new replica takes the group's state before its first step
         timeout=timedelta(seconds=60),
         replica_id=f"replica-{replica}",
         rendezvous=uri,
     )
     wrapped = DistributedDataParallel(manager, model)
     while manager.current_step() < steps:
-        # Data by step and replica: who comes back goes on where the group is.
+        # Data depends on step and replica, so a returning replica continues with the group.
         data = torch.Generator().manual_seed(1000 * manager.current_step() + replica)
         x = torch.randn(32, 4, generator=data)
         manager.start_quorum()
         optimizer.zero_grad()
         loss = (wrapped(x) - x.sin().sum(1, keepdim=True)).square().mean()
-        loss.backward()  # the gradients are the replicas' mean when this returns
+        loss.backward()  # afterwards the gradients are the mean of the replicas
         if manager.should_commit():
             optimizer.step()
     total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())

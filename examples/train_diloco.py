@@ -1,11 +1,11 @@
-"""torchft's own DiLoCo over a bucket: a loop written for torchft, with one import changed.
+"""Run torchft's DiLoCo over a bucket: a loop written for torchft, with one changed import.
 
-    python examples/train_diloco.py                  two replicas, in a folder that is deleted
+    python examples/train_diloco.py                  two replicas, in a temporary folder
     python examples/train_diloco.py URI REPLICA      one of them, e.g. on two machines
 
-``torchft.local_sgd.DiLoCo`` is what torchft has it; only the Manager comes from here. It needs
-torchft (``pip install 'archipelago-diloco[torchft]'``); ``diloco.join`` (own_loop.py) does not, and
-does more.
+``torchft.local_sgd.DiLoCo`` is unchanged; only the Manager is this library's. It needs torchft
+(``pip install '.[torchft]'`` in a clone). ``diloco.join`` (own_loop.py) does not, and it
+has more features.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def train(uri: str, replica: int) -> None:
         load_state_dict=load_state_dict,
         state_dict=state_dict,
         min_replica_size=2,
-        use_async_quorum=False,  # as torchft's DiLoCo demands
+        use_async_quorum=False,  # required by torchft's DiLoCo
         timeout=timedelta(seconds=60),
         replica_id=f"replica-{replica}",
         rendezvous=uri,

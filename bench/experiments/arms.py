@@ -3,7 +3,8 @@
 Every arm but ``single_quarter`` trains on the same number of tokens, :data:`TOKENS`. DiLoCo's are
 ``REPLICAS x ROUNDS x H x batch x context``; the single worker takes four times the steps, data
 parallel four times the batch, and the arms whose membership changes take more rounds with fewer
-replicas. Whatever an arm does not say is as in ``diloco``: it inherits the learning rates.
+replicas. Settings that an arm does not name have the defaults of ``diloco``: it inherits the
+learning rates.
 
 Left out: training (:mod:`bench.experiments.training`) and keeping results.
 """
@@ -15,6 +16,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from diloco.protocol.settings import GroupSettings
 
 REPLICAS = 4
 ROUNDS = 40
@@ -41,7 +44,10 @@ class Arm:
     with one thread per replica.
 
     ``members`` is the number of replicas in each round, in order. ``drop`` is the probability that
-    a replica's contribution to a round is lost. ``settings`` go into :class:`GroupSettings`.
+    a replica's contribution to a round is lost; ``drops`` has that of each replica instead.
+    ``outage`` is a replica, and the first and last round of those that lose its contribution.
+    ``settings`` go into :class:`GroupSettings`. A ``retired`` arm has results of an earlier version
+    of the library, which this one cannot repeat.
     """
 
     name: str
@@ -51,7 +57,19 @@ class Arm:
     steps_per_round: int = H
     fragments: int = 1
     drop: float = 0.0
+    drops: tuple[float, ...] = ()
+    outage: tuple[int, int, int] | None = None
+    retired: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def loses(self) -> bool:
+        """Whether contributions are lost."""
+        return bool(self.drop or self.drops or self.outage)
+
+    @property
+    def late_keep(self) -> float:
+        return float(self.settings.get("late_keep", GroupSettings().late_keep))
 
     @property
     def batch_size(self) -> int:
@@ -69,10 +87,10 @@ class Arm:
     def group_settings(self, seed: int) -> dict[str, Any]:
         """Values for :class:`GroupSettings`, complete but for its defaults.
 
-        No clock may decide anything here: quorum is everybody, or, where that cannot be, the grace
-        window is endless.
+        No clock may decide anything here: the quorum is all replicas, or, where that is impossible,
+        the grace window is endless.
         """
-        everybody = min(self.members) == max(self.members) and not self.drop
+        all_replicas = min(self.members) == max(self.members) and not self.loses
         rounds = len(self.members)
         return {
             "sync_every": self.steps_per_round * self.fragments,
@@ -85,7 +103,7 @@ class Arm:
             "seed": seed,
             "num_replicas": self.members[0],
             "max_replicas": max(self.members),
-            "min_quorum": self.members[0] if everybody else 1,
+            "min_quorum": self.members[0] if all_replicas else 1,
             "grace_s": 80_000.0,
             "heartbeat_timeout_s": 3600.0,
             "start_wait_s": 80_000.0,
@@ -100,8 +118,14 @@ class Arm:
         """All that decides the result: a stored result counts only while this is unchanged."""
         body = dataclasses.asdict(self) | {"settings": self.group_settings(seed)}
         body.pop("title")
+        body.pop("retired")
         if self.fragments == 1:
             body.pop("fragments")
+        for name in ("drops", "outage"):
+            if not body[name]:
+                body.pop(name)
+            else:
+                body[name] = list(body[name])
         return body | {"members": list(self.members), "seed": seed}
 
 
@@ -109,8 +133,11 @@ def _steps(steps: int, **settings: Any) -> dict[str, Any]:
     """An ordinary loop of ``steps``."""
     rounds = (1,) * (steps // PLAIN_CHUNK)
     return {
-        "kind": PLAIN, "members": rounds, "steps_per_round": PLAIN_CHUNK, "settings": settings,
-    }  # fmt: skip
+        "kind": PLAIN,
+        "members": rounds,
+        "steps_per_round": PLAIN_CHUNK,
+        "settings": settings,
+    }
 
 
 def _fragments(count: int, **settings: Any) -> dict[str, Any]:
@@ -149,8 +176,6 @@ CORE: tuple[Arm, ...] = (
 )
 
 VARIANTS: tuple[Arm, ...] = (
-    Arm(name="dropped_30", title="30 % of contributions dropped", drop=0.3),
-    Arm(name="dropped_50", title="50 % of contributions dropped", drop=0.5),
     Arm(name="ramp_up", title="1 -> 4 replicas", members=_ramp(1, 2, 3, 4)),
     Arm(name="ramp_down", title="4 -> 1 replicas", members=_ramp(4, 3, 2, 1)),
     Arm(name="int8", title="int8", settings={"codec": "int8"}),
@@ -167,28 +192,121 @@ VARIANTS: tuple[Arm, ...] = (
         **_fragments(2, overlap_steps=4, mixing_alpha=0.5),
     ),
     Arm(
-        name="dropped_50_overwrite",
-        title="50 % dropped, late work is overwritten",
-        drop=0.5,
-        settings={"late_policy": "overwrite"},
-    ),
-    Arm(
-        name="dropped_50_half",
-        title="50 % dropped, outer learning rate halved",
-        drop=0.5,
-        settings={"outer_lr": OUTER_LR / 2},
-    ),
-    Arm(
         name="topk_plain",
         title="top-k as above, outer SGD 1.0 without momentum",
         settings=_TOPK | {"outer_lr": 1.0, "outer_momentum": 0.0},
     ),
     Arm(name="bf16", title="bf16", settings={"codec": "bf16"}),
+    Arm(name="muon", title="Muon for hidden matrices", settings={"inner_optimizer": "muon"}),
+    Arm(
+        name="int8_mean8",
+        title="int8, sharded, mean in 8 bits",
+        settings={"codec": "int8", "mean_codec": "int8", "reduce_plan": "sharded"},
+    ),
+    Arm(
+        name="e3m0_mean4",
+        title="E3M0, sharded, mean in 4 bits",
+        settings={"codec": "e3m0", "mean_codec": "e3m0", "reduce_plan": "sharded"},
+    ),
     Arm(name="h8", title="DiLoCo, H = 8", **_every(8)),
     Arm(name="h128", title="DiLoCo, H = 128", **_every(128)),
     Arm(name="k2", title="DiLoCo, k = 2, 2 x steps", members=(2,) * (2 * ROUNDS)),
     Arm(name="k8", title="DiLoCo, k = 8, half the steps", members=(8,) * (ROUNDS // 2)),
     Arm(name="single_quarter", title="single worker, same steps, 1/4 of the tokens", **_steps(_T)),
+)
+
+RETIRED: tuple[Arm, ...] = (
+    Arm(name="dropped_30", title="30 % dropped, mean of those present", drop=0.3, retired=True),
+    Arm(name="dropped_50", title="50 % dropped, mean of those present", drop=0.5, retired=True),
+    Arm(
+        name="dropped_50_overwrite",
+        title="50 % dropped, mean of those present, late work is overwritten",
+        drop=0.5,
+        settings={"late_policy": "overwrite"},
+        retired=True,
+    ),
+    Arm(
+        name="dropped_50_half",
+        title="50 % dropped, mean of those present, outer learning rate halved",
+        drop=0.5,
+        settings={"outer_lr": OUTER_LR / 2},
+        retired=True,
+    ),
+)
+"""Late work before protocol 3: a mean over the contributors present."""
+
+
+def _keeps(keep: float, **settings: Any) -> dict[str, Any]:
+    return {"late_keep": keep} | settings
+
+
+OUTAGE = (3, 13, 20)
+SPEEDS = (0.1, 0.3, 0.7, 0.9)
+"""Losses that go with speed: the slower a replica, the more of its contributions are late."""
+
+LATE: tuple[Arm, ...] = (
+    *(
+        Arm(
+            name=f"late_{percent}_keep_{keep:g}",
+            title=f"{percent} % dropped, keep {keep:g}",
+            drop=percent / 100,
+            settings=_keeps(keep),
+        )
+        for keep in (0.5, 0.7, 1.0, 0.0)
+        for percent in (50, 30)
+    ),
+    *(
+        Arm(
+            name=f"late_outage_keep_{keep:g}",
+            title=f"outage of one replica, 8 of 40 rounds, keep {keep:g}",
+            outage=OUTAGE,
+            settings=_keeps(keep),
+        )
+        for keep in (0.5, 1.0, 0.0)
+    ),
+    *(
+        Arm(
+            name=f"late_speed_keep_{keep:g}",
+            title=f"10, 30, 70, 90 % of a replica's dropped, keep {keep:g}",
+            drops=SPEEDS,
+            settings=_keeps(keep),
+        )
+        for keep in (0.5, 1.0, 0.0)
+    ),
+    *(
+        Arm(
+            name=f"late_70_keep_{keep:g}",
+            title=f"70 % dropped, keep {keep:g}",
+            drop=0.7,
+            settings=_keeps(keep),
+        )
+        for keep in (0.5, 1.0)
+    ),
+    Arm(
+        name="late_50_k8",
+        title="50 % dropped, k = 8, half the steps, keep 0.5",
+        members=(8,) * (ROUNDS // 2),
+        drop=0.5,
+        settings=_keeps(0.5),
+    ),
+    Arm(
+        name="late_50_topk",
+        title="50 % dropped, top-k as above, keep 0.5",
+        drop=0.5,
+        settings=_keeps(0.5, **_TOPK),
+    ),
+    Arm(
+        name="late_50_tokens",
+        title="50 % dropped, token weights, keep 0.5",
+        drop=0.5,
+        settings=_keeps(0.5, weighting="tokens"),
+    ),
+    Arm(
+        name="late_50_streaming",
+        title="50 % dropped, streaming as above, keep 0.5",
+        drop=0.5,
+        **_fragments(2, overlap_steps=4, mixing_alpha=0.5, late_keep=0.5),
+    ),
 )
 
 
@@ -223,16 +341,21 @@ def tuning() -> tuple[Arm, ...]:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    return CORE + VARIANTS
+    return CORE + VARIANTS + RETIRED + LATE
 
 
-def dropped(probability: float, *, replicas: int, round: int, seed: int) -> frozenset[int]:
-    """Whose contribution to ``round`` is lost: each with ``probability``, on its own.
+def dropped(arm: Arm, *, round: int, seed: int) -> frozenset[int]:
+    """Whose contribution to ``round`` is lost: each with its probability, on its own.
 
     A draw that loses all of them is repeated, because a round without contributions is no round.
     """
+    replicas = arm.members[round - 1]
+    if arm.outage is not None:
+        replica, first, last = arm.outage
+        return frozenset({replica} if first <= round <= last else ())
+    chances = arm.drops or (arm.drop,) * replicas
     rng = random.Random(f"dropped {seed} {round}")
     while True:
-        lost = frozenset(r for r in range(replicas) if rng.random() < probability)
+        lost = frozenset(r for r in range(replicas) if rng.random() < chances[r])
         if len(lost) < replicas:
             return lost

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco.protocol import keys
+from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import Store
@@ -23,7 +24,7 @@ Life = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What lies in a bucket. ``records`` and ``plans`` by round; ``segments`` in order by life.
+    """The records in a bucket. ``records`` and ``plans`` by round; ``segments`` in order by life.
     ``round_steps`` is how many steps a life makes in a round, None if that varies."""
 
     commits: tuple[Commit, ...]
@@ -52,8 +53,7 @@ def read_log(store: Store, *, fragments: int = 1, round_steps: int | None = None
             record = ContributionRecord.from_bytes(store.get(info.key))
             records[round][parsed[1:]] = record
     segments: dict[Life, list[Segment]] = defaultdict(list)
-    for info in store.list("telemetry/"):
-        segment = Segment.from_bytes(store.get(info.key))
+    for segment in map(Segment.from_bytes, every_segment(store)):
         segments[segment.replica, segment.incarnation].append(segment)
     return Log(
         commits=tuple(commits[round] for round in sorted(commits)),
@@ -66,12 +66,12 @@ def read_log(store: Store, *, fragments: int = 1, round_steps: int | None = None
 
 
 def audit(log: Log) -> list[str]:
-    """What is wrong with a run's log; empty when nothing is."""
+    """Return the faults of a run's log."""
     return [*_contiguous(log), *_plans(log), *_bases(log), *_agreement(log), *_once(log)]
 
 
 def _contiguous(log: Log) -> Iterable[str]:
-    """Commits 1..R without a gap; totals grow by exactly what each commit says."""
+    """Commits 1..R without a gap; totals grow by exactly the amounts in each commit."""
     committed = tokens = 0
     for n, commit in enumerate(log.commits, start=1):
         if commit.round != n:

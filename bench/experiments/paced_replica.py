@@ -3,7 +3,7 @@
     REPLICA_RANK=0 python -m bench.experiments.paced_replica STEP_S URI
 
 Several replicas on one machine share its cores: when one dies, the others would speed up, and a
-death would seem to cost nothing. Padded steps make each of them as fast as a machine of its own.
+death would seem to cost nothing. Padded steps make each of them as fast as on a separate machine.
 Everything else is the real program.
 """
 

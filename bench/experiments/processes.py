@@ -181,4 +181,4 @@ class Herd:
 
     def _last_words(self, replica: int) -> str:
         lines = self._log(replica).read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "nothing said"
+        return lines[-1] if lines else "no output"

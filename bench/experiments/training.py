@@ -1,7 +1,7 @@
 """Trains one arm on real text and evaluates the *global* weights on held-out text.
 
 Text: the standard library's sources, as in the demo (:mod:`diloco.workloads.text`). Model: the
-byte-level GPT of the library in a size of its own.
+byte-level GPT of the library in a smaller size.
 
 A *group* arm is the library itself: one thread per replica joins through :func:`diloco.join` over a
 folder, so payloads, plans, commits, codecs, rebasing and joining are those that a run uses. Threads
@@ -21,7 +21,7 @@ import dataclasses
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,8 +32,10 @@ import torch
 from bench.experiments.arms import BATCH, CONTEXT, EVALUATIONS, GROUP, Arm, dropped
 from diloco.group import Group, join
 from diloco.init import create_group
+from diloco.model.inner_state import optimizers_of
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, Commit, ContributionRecord, Plan
+from diloco.protocol.packed_telemetry import every_segment
+from diloco.protocol.records import Commit, ContributionRecord, Heartbeat, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import STDLIB, ByteGPTWorkload, GPTSize
@@ -92,8 +94,8 @@ class LossyStore:
     """Loses a member's contributions to some rounds on their way.
 
     The record arrives with no tokens, which counts neither for quorum nor merge. The round is
-    committed without the member, which finds itself late and rebases, exactly as if nothing had
-    arrived, only that nobody waits for a grace window to pass.
+    committed without the member, which is late, exactly as if nothing had arrived, only that no
+    replica waits for a grace window to pass.
     """
 
     def __init__(self, inner: Store, *, arm: Arm, seed: int) -> None:
@@ -114,12 +116,9 @@ class LossyStore:
 
 
 def expected_contributors(arm: Arm, seed: int, round: int) -> frozenset[int]:
-    """Who is averaged in ``round`` (from 1)."""
-    replicas = arm.members[round - 1]
-    everybody = frozenset(range(replicas))
-    if not arm.drop:
-        return everybody
-    return everybody - dropped(arm.drop, replicas=replicas, round=round, seed=seed)
+    """Return the replicas averaged in ``round`` (counted from 1)."""
+    all_replicas = frozenset(range(arm.members[round - 1]))
+    return all_replicas - dropped(arm, round=round, seed=seed) if arm.loses else all_replicas
 
 
 @cache
@@ -140,26 +139,27 @@ def _training(settings: GroupSettings, replica: int) -> ByteGPTTraining:
 def _step(
     workload: ByteGPTTraining,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     *,
     data_step: int,
     schedule_step: int,
     clip: float,
 ) -> tuple[int, torch.Tensor]:
-    """One AdamW step as :mod:`diloco.replica` takes it; (tokens, loss)."""
-    for group in optimizer.param_groups:
+    """One inner step as :mod:`diloco.replica` takes it; (tokens, loss)."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = workload.lr_at(schedule_step)
     batch = workload.train_batch(data_step)
     loss = workload.loss(model, batch)
-    optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     return workload.tokens(batch), loss.detach()
 
 
 def train(arm: Arm, *, seed: int) -> Outcome:
-    """Train ``arm`` from ``seed``. Raises if any round was not as the arm says."""
+    """Train ``arm`` from ``seed``. Raises if a round deviates from the arm."""
     settings = GroupSettings(**arm.group_settings(seed))
     if arm.kind != GROUP:
         return _train_plain(arm, settings)
@@ -173,13 +173,17 @@ def train(arm: Arm, *, seed: int) -> Outcome:
 def _train_plain(arm: Arm, settings: GroupSettings) -> Outcome:
     workload = _training(settings, 0)
     model = workload.build_model()
-    optimizer = workload.inner_optimizer(model)
+    optimizers = optimizers_of(workload.inner_optimizer(model))
     tokens, curve = 0, []
     for step in range(arm.total_steps):
         counted, _ = _step(
-            workload, model, optimizer,
-            data_step=step, schedule_step=step, clip=settings.grad_clip,
-        )  # fmt: skip
+            workload,
+            model,
+            optimizers,
+            data_step=step,
+            schedule_step=step,
+            clip=settings.grad_clip,
+        )
         tokens += counted
         if (step + 1) % (arm.total_steps // EVALUATIONS) == 0:
             curve.append((tokens, workload.evaluate(model).loss))
@@ -187,7 +191,7 @@ def _train_plain(arm: Arm, settings: GroupSettings) -> Outcome:
 
 
 class _Members:
-    """The replicas of one run: threads that come and go at the rounds the arm says."""
+    """The replicas of one run: threads that join and leave at the rounds of the arm."""
 
     def __init__(self, arm: Arm, settings: GroupSettings, folder: Path, *, seed: int) -> None:
         self._arm = arm
@@ -233,11 +237,11 @@ class _Members:
     def _train(self, replica: int) -> None:
         workload = _training(self._settings, replica)
         model = workload.build_model()
-        optimizer = workload.inner_optimizer(model)
+        optimizers = optimizers_of(workload.inner_optimizer(model))
         with join(
             self._uri,
             model=model,
-            inner_optimizer=optimizer,
+            inner_optimizer=optimizers,
             replica=replica,
             evaluate=lambda: workload.evaluate(model),
             heartbeat_interval_s=0.25,
@@ -257,11 +261,13 @@ class _Members:
                     self._meet(round, group)
                 with self._one_at_a_time:
                     tokens, loss = _step(
-                        workload, model, optimizer,
+                        workload,
+                        model,
+                        optimizers,
                         data_step=group.data_step,
                         schedule_step=group.schedule_step,
                         clip=self._settings.grad_clip,
-                    )  # fmt: skip
+                    )
                 group.step(tokens=tokens, loss=loss)
 
     def _takes_part(self, replica: int, round: int) -> bool:
@@ -270,17 +276,17 @@ class _Members:
         return replica < members[min(round, len(members)) - 1]
 
     def _seen_by_all(self, replica: int) -> None:
-        """Wait until its lease says that the replica trains: no round waits for one who joins."""
+        """Wait until the replica's lease reports training: no round waits for a joining replica."""
         while True:
             for info in self._store.list(keys.member(replica)):
                 if keys.parse_beat(info.key) is None:
                     continue
-                if Beat.from_bytes(self._store.get(info.key)).state != "syncing":
+                if Heartbeat.from_bytes(self._store.get(info.key)).state != "syncing":
                     return
             time.sleep(0.02)
 
     def _meet(self, round: int, group: Group) -> None:
-        """Wait until everybody who is to be in ``round`` has joined."""
+        """Wait until all replicas of ``round`` have joined."""
         replicas = self._arm.members[min(round, len(self._arm.members)) - 1]
         with self._changed:
             self._start(replicas)
@@ -306,6 +312,8 @@ class _Members:
                 )
             lost += self._arm.members[commit.round - 1] - len(found)
         plans = [Plan.from_bytes(self._store.get(keys.plan(c.round))) for c in commits]
+        for plan in plans:
+            self._check_late(plan)
         trained = [
             sum(self._arm.members[:n]) * self._arm.steps_per_round * BATCH * CONTEXT
             for n in range(len(commits) + 1)
@@ -318,6 +326,19 @@ class _Members:
             payload_bytes=sum(c.size_bytes for plan in plans for c in plan.contributions),
         )
 
+    def _check_late(self, plan: Plan) -> None:
+        """Raise unless the plan leaves room for all replicas whose contribution was lost."""
+        expected: frozenset[int] = frozenset()
+        if self._arm.late_keep > 0:
+            taken = expected_contributors(self._arm, self._seed, plan.round)
+            expected = frozenset(range(self._arm.members[plan.round - 1])) - taken
+        found = frozenset(late.replica for late in plan.late)
+        if found != expected:
+            raise RuntimeError(
+                f"round {plan.round}: expected late replicas {sorted(expected)}, "
+                f"found {sorted(found)}"
+            )
+
     def _commits(self) -> list[Commit]:
         found: list[Commit] = []
         with contextlib.suppress(MissingKey):
@@ -326,5 +347,4 @@ class _Members:
         return found
 
     def _segments(self) -> Iterable[Segment]:
-        for info in self._store.list("telemetry/"):
-            yield Segment.from_bytes(self._store.get(info.key))
+        return map(Segment.from_bytes, every_segment(self._store))

@@ -1,1 +1,1 @@
-"""What the scripts that measure the exchange share."""
+"""Shared code of the benchmarks."""

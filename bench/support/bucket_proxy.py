@@ -22,7 +22,7 @@ _DENIED = b"""<?xml version="1.0" encoding="UTF-8"?>
 
 
 class Fault(enum.StrEnum):
-    """What happens to a request."""
+    """The treatment of a request."""
 
     NONE = "none"
     HANG = "hang"
@@ -30,7 +30,7 @@ class Fault(enum.StrEnum):
     AWAY = "away"
     """Its connection is closed without an answer."""
     READ_ONLY = "read-only"
-    """What would write is answered with 403 AccessDenied."""
+    """Reject writes with 403 AccessDenied."""
     SLOW = "slow"
     """It is answered a second later."""
     STALE = "stale lists"

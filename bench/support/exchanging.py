@@ -1,7 +1,7 @@
 """Bare exchanges: members of a group without model, training, lease thread or outer step.
 
-What is left is what the exchange itself costs. A member has put its lease once, and the groups made
-by :func:`bare_settings` are patient, so that everybody counts as alive for as long as it takes.
+The rest is the cost of the exchange itself. A member has put its lease once, and the groups made
+by :func:`bare_settings` have long timeouts, so that all members count as alive.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from diloco.clock import SystemClock
-from diloco.exchange.round_exchange import Exchange, Sent, Settled, Timings
-from diloco.exchange.round_observer import Base, Sight
+from diloco.exchange.round_exchange import Exchange, RoundResult, Sent, Timings
+from diloco.exchange.round_observer import Base, RoundObserver
 from diloco.exchange.step_accounting import LocalWork
-from diloco.membership.lease import REPLICA, SYNCER, Observer
+from diloco.membership.lease import Lease
+from diloco.membership.observer import REPLICA, SYNCER, Observer
 from diloco.model.fragments import Slot, Table
 from diloco.protocol import keys
-from diloco.protocol.records import Beat, Identity
+from diloco.protocol.records import Heartbeat, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
 
@@ -30,10 +31,17 @@ CLOCK = SystemClock()
 
 def bare_settings(*, replicas: int, plan: str, codec: str = "fp32", **others: Any) -> GroupSettings:
     return GroupSettings(
-        num_replicas=replicas, min_quorum=replicas, max_replicas=SYNCER_NUMBER, warmup_steps=0,
-        total_rounds=1000, heartbeat_timeout_s=3000.0, round_timeout_s=6000.0,
-        reduce_plan=plan, codec=codec, **others,
-    )  # fmt: skip
+        num_replicas=replicas,
+        min_quorum=replicas,
+        max_replicas=SYNCER_NUMBER,
+        warmup_steps=0,
+        total_rounds=1000,
+        heartbeat_timeout_s=3000.0,
+        round_timeout_s=6000.0,
+        reduce_plan=plan,
+        codec=codec,
+        **others,
+    )
 
 
 def bare_table(sizes: Sequence[int]) -> Table:
@@ -50,27 +58,46 @@ class BareMember:
     ) -> None:
         self.identity = Identity(replica=number, incarnation=f"00001-{number:08x}")
         self.is_syncer = number == SYNCER_NUMBER
-        sight = Sight(
+        lease = Lease(
             store,
             self.identity,
+            clock=CLOCK,
+            interval_s=1.0,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            device="cpu",
+        )
+        round_observer = RoundObserver(
+            store,
             settings,
+            lease=lease,
             observer=Observer(store, clock=CLOCK, timeout_s=settings.heartbeat_timeout_s),
             model_hash="bench",
             table=bare_table(sizes),
-            committer=lambda: None,
         )
         self._store = store
         self._exchange = Exchange(
-            store, self.identity, settings, clock=CLOCK, sight=sight, check=lambda: None,
-            place=lambda: number,
-        )  # fmt: skip
+            store,
+            settings,
+            lease=lease,
+            round_observer=round_observer,
+            clock=CLOCK,
+            check=lambda: None,
+        )
 
     def put_lease(self) -> None:
-        beat = Beat(
-            replica=self.identity.replica, incarnation=self.identity.incarnation, count=1,
-            interval_s=1.0, role=SYNCER if self.is_syncer else REPLICA, state="computing", round=1,
-            step=0, tokens=0, started_wall_s=0.0, wall_s=0.0,
-        )  # fmt: skip
+        beat = Heartbeat(
+            replica=self.identity.replica,
+            incarnation=self.identity.incarnation,
+            count=1,
+            interval_s=1.0,
+            role=SYNCER if self.is_syncer else REPLICA,
+            state="computing",
+            round=1,
+            step=0,
+            tokens=0,
+            started_wall_s=0.0,
+            wall_s=0.0,
+        )
         self._store.put(keys.beat(beat.replica, beat.incarnation), beat.to_bytes())
 
     def contribute(self, number: int, vector: Tensor, timings: Timings | None = None) -> Sent:
@@ -80,17 +107,17 @@ class BareMember:
             base=_base(number),
             model_hash="bench",
             vector=vector,
-            work=LocalWork(tokens=1, new_tokens=1, steps=1, loss=1.0, compute_s=1.0),
+            work=LocalWork(tokens=1, new_tokens=1, steps=1, rounds=1, loss=1.0, compute_s=1.0),
             rounds_here=number,
             timings=timings or Timings(CLOCK),
         )
 
-    def settle(self, number: int, sent: Sent | None, timings: Timings | None = None) -> Settled:
+    def settle(self, number: int, sent: Sent | None, timings: Timings | None = None) -> RoundResult:
         return self._exchange.settle(
             number, base=_base(number), sent=sent, timings=timings or Timings(CLOCK)
         )
 
-    def round(self, number: int, vector: Tensor | None) -> tuple[Settled, Timings]:
+    def round(self, number: int, vector: Tensor | None) -> tuple[RoundResult, Timings]:
         """Contribute ``vector`` (n,) fp32 to the round, unless it is None, and settle it."""
         timings = Timings(CLOCK)
         sent = None if vector is None else self.contribute(number, vector, timings)

@@ -33,8 +33,8 @@ from unittest.mock import patch
 from diloco.membership.lease import Lease
 from diloco.protocol import manager_keys
 from diloco.protocol.manager_branches import AbandonedBranch, Line, line_before
-from diloco.protocol.manager_records import Quorum, Verdict, Vote
-from diloco.protocol.manager_rounds import Standing, counts
+from diloco.protocol.manager_records import CommitDecision, Quorum, Vote
+from diloco.protocol.manager_rounds import MemberView, counts
 from diloco.protocol.records import Identity
 from diloco.store.base import (
     LISTED,
@@ -45,8 +45,9 @@ from diloco.store.base import (
     Pages,
     check_size,
 )
-from diloco.torchft import quorum_client as session_module
-from diloco.torchft.quorum_client import Asking, Session
+from diloco.torchft import peers as peers_module
+from diloco.torchft.peers import MemberOptions
+from diloco.torchft.quorum_client import QuorumRequest, Session
 from diloco.torchft.state_transfer import Recovery
 from diloco.torchft.step import Mode
 
@@ -141,7 +142,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a trial varies. Rates are per store operation of a process."""
+    """The parameters of a trial. Rates are per store operation of a process."""
 
     seed: int
     replicas: int = 3
@@ -158,7 +159,7 @@ class Trial:
     quiet_s: float = 300.0
 
 
-class World:
+class Harness:
     """The objects, the processes and the oracle of one trial."""
 
     def __init__(self, trial: Trial) -> None:
@@ -183,8 +184,8 @@ class World:
 class Process:
     """One process of one rank of a replica: a heartbeat and a loop of steps."""
 
-    def __init__(self, world: World, replica: int, rank: int) -> None:
-        self.world, self.replica, self.rank = world, replica, rank
+    def __init__(self, harness: Harness, replica: int, rank: int) -> None:
+        self.harness, self.replica, self.rank = harness, replica, rank
         self.store = ProcessStore(self)
         self.dead = False
         self.asleep_until_s = 0.0
@@ -215,30 +216,28 @@ class Process:
         except Killed:
             raise
         except AbandonedBranch:
-            self.world.oracle.counts["restarted"] += 1
+            self.harness.oracle.counts["restarted"] += 1
         except Exception as error:  # a process that ends is started again
-            self.world.oracle.counts[f"ended by {type(error).__name__}"] += 1
+            self.harness.oracle.counts[f"ended by {type(error).__name__}"] += 1
         self.kill()
-        self.world.start(self.replica, self.rank, self.world.rng.uniform(0, 15))
+        self.harness.start(self.replica, self.rank, self.harness.rng.uniform(0, 15))
 
     def _main(self) -> None:
-        trial, clock = self.world.trial, self.world.clock
-        self.session = Session(
-            self.store,
+        trial, clock = self.harness.trial, self.harness.clock
+        options = MemberOptions(
             replica_id=f"r{self.replica}",
             rank=self.rank,
             world_size=trial.ranks,
-            nonce=f"{self.world.rng.getrandbits(32):08x}",
-            clock=clock,
             heartbeat_interval_s=BEAT_S,
             heartbeat_timeout_s=LEASE_S,
             join_timeout_s=JOIN_S,
             poll_interval_s=1.0,
             majority_guard=trial.majority_guard,
         )
+        nonce = f"{self.harness.rng.getrandbits(32):08x}"
+        self.session = Session(self.store, options, nonce=nonce, clock=clock)
         self.recovery = Recovery(
             self.session,
-            ranks=trial.ranks,
             timeout_s=ROUND_S,
             save_every=trial.save_every,
             own_state=self.own_state,
@@ -247,20 +246,20 @@ class Process:
         self.recovery.register("history", self.load, lambda: list(self.history))
         if (own := self.recovery.resume()) is not None:
             self.step = own["step"]
-            self.world.oracle.counts["resumed"] += 1
+            self.harness.oracle.counts["resumed"] += 1
         while True:
             self._step(self.session, self.recovery)
-            clock.sleep(self.world.rng.uniform(0.5, 3.0))
+            clock.sleep(self.harness.rng.uniform(0.5, 3.0))
 
     def _step(self, session: Session, recovery: Recovery) -> None:
-        trial = self.world.trial
+        trial = self.harness.trial
         mode = Mode(
             asynchronous=trial.asynchronous,
             spares=False,
             min_replica_size=trial.min_replicas,
             world_size=trial.ranks,
         )
-        asking = Asking(
+        asking = QuorumRequest(
             step=self.step,
             min_replicas=trial.min_replicas,
             init_sync=True,
@@ -273,7 +272,7 @@ class Process:
         try:
             quorum = session.join(asking, timeout_s=QUORUM_S)
         except TimeoutError:
-            self.world.oracle.counts["quorum timeouts"] += 1
+            self.harness.oracle.counts["quorum timeouts"] += 1
             return
         part = mode.part(quorum, session.me.replica, allow_heal=True)
         error = self._take_part(session, recovery, quorum, part.standing)
@@ -284,18 +283,18 @@ class Process:
             ok=enough and not error,
             error=error,
         )
-        verdict = session.agree(quorum, vote, c=0, needed=part.needed, timeout_s=ROUND_S)
-        if counts(quorum, verdict, needed=part.needed, member=session.me.replica):
+        decision = session.agree(quorum, vote, c=0, needed=part.needed, timeout_s=ROUND_S)
+        if counts(quorum, decision, needed=part.needed, member=session.me.replica):
             recovery.committed(quorum)
             self.step += 1
             self.history = (*self.history, quorum.n)
             self.commits += 1
-            self.world.oracle.committed(self, quorum.n)
+            self.harness.oracle.committed(self, quorum.n)
         if quorum.seats[0].member == session.me.replica:
-            session.sweep(quorum.n - 1)
+            session.records.sweep(quorum.n - 1)
 
     def _take_part(
-        self, session: Session, recovery: Recovery, quorum: Quorum, place: Standing
+        self, session: Session, recovery: Recovery, quorum: Quorum, place: MemberView
     ) -> str:
         """Heal and exchange; the error that this member votes with."""
         try:
@@ -318,7 +317,7 @@ class Process:
             return str(error) or "failed"
         return ""
 
-    def _contributes(self, place: Standing) -> bool:
+    def _contributes(self, place: MemberView) -> bool:
         return place.seat in place.contributors
 
 
@@ -330,7 +329,7 @@ class ProcessStore:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._world = process.world
+        self._harness = process.harness
 
     def has(self, key: str) -> bool:
         try:
@@ -340,31 +339,31 @@ class ProcessStore:
         return True
 
     def _pass(self) -> None:
-        world, process, rng = self._world, self._process, self._world.rng
-        task = world.scheduler.current
+        harness, process, rng = self._harness, self._process, self._harness.rng
+        task = harness.scheduler.current
         if task is None or threading.current_thread() is not task.thread:
             return
-        world.scheduler.sleep(rng.uniform(0.005, 0.08))
-        trial = world.trial
-        if not world.faulty:
+        harness.scheduler.sleep(rng.uniform(0.005, 0.08))
+        trial = harness.trial
+        if not harness.faulty:
             return
         if rng.random() < trial.kill:
-            world.oracle.counts["kills"] += 1
+            harness.oracle.counts["kills"] += 1
             process.kill()
-            world.start(process.replica, process.rank, rng.uniform(0, 60))
+            harness.start(process.replica, process.rank, rng.uniform(0, 60))
         elif rng.random() < trial.pause:  # all of the process: its lease runs out, or nearly
-            world.oracle.counts["pauses"] += 1
-            process.asleep_until_s = world.scheduler.now_s + rng.uniform(2, 60)
-            world.scheduler.sleep(0.0)
+            harness.oracle.counts["pauses"] += 1
+            process.asleep_until_s = harness.scheduler.now_s + rng.uniform(2, 60)
+            harness.scheduler.sleep(0.0)
         elif rng.random() < trial.hang and threading.current_thread() is task.thread:
-            world.oracle.counts["hangs"] += 1
-            world.scheduler.sleep(rng.uniform(2, 50))  # this thread; its heartbeat goes on
+            harness.oracle.counts["hangs"] += 1
+            harness.scheduler.sleep(rng.uniform(2, 50))  # this thread; its heartbeat goes on
         process.check()
 
     def _write(self, key: str, data: Data) -> None:
-        self._world.objects[key] = bytes(data)
-        self._world.since.setdefault(key, self._world.scheduler.now_s)
-        self._world.oracle.written(self._process, key)
+        self._harness.objects[key] = bytes(data)
+        self._harness.since.setdefault(key, self._harness.scheduler.now_s)
+        self._harness.oracle.written(self._process, key)
 
     def put(self, key: str, data: Data) -> None:
         self._pass()
@@ -376,7 +375,7 @@ class ProcessStore:
 
     def create(self, key: str, data: Data) -> bool:
         self._pass()
-        created = key not in self._world.objects
+        created = key not in self._harness.objects
         if created:
             self._write(key, data)
         self._pass()
@@ -385,7 +384,7 @@ class ProcessStore:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         self._pass()
         try:
-            data = self._world.objects[key]
+            data = self._harness.objects[key]
         except KeyError:
             raise MissingKey(key) from None
         return data if limit is None else check_size(key, data, limit)
@@ -395,14 +394,14 @@ class ProcessStore:
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
         self._pass()
-        world = self._world
-        then_s = world.scheduler.now_s
-        if world.faulty and world.rng.random() < world.trial.stale:
-            then_s -= world.rng.uniform(0, 4)
-        there = {key for key, since_s in world.since.items() if since_s <= then_s}
-        there |= {k for k, (since_s, end_s) in world.deleted.items() if since_s <= then_s < end_s}
+        harness = self._harness
+        then_s = harness.scheduler.now_s
+        if harness.faulty and harness.rng.random() < harness.trial.stale:
+            then_s -= harness.rng.uniform(0, 4)
+        there = {key for key, since_s in harness.since.items() if since_s <= then_s}
+        there |= {k for k, (since_s, end_s) in harness.deleted.items() if since_s <= then_s < end_s}
         return [
-            ObjectInfo(key, len(world.objects.get(key, b"")))
+            ObjectInfo(key, len(harness.objects.get(key, b"")))
             for key in sorted(there)
             if key.startswith(prefix)
         ]
@@ -413,9 +412,9 @@ class ProcessStore:
     def delete(self, keys: Iterable[str]) -> None:
         self._pass()
         for key in keys:
-            if self._world.objects.pop(key, None) is not None:
-                since_s = self._world.since.pop(key)
-                self._world.deleted[key] = (since_s, self._world.scheduler.now_s)
+            if self._harness.objects.pop(key, None) is not None:
+                since_s = self._harness.since.pop(key)
+                self._harness.deleted[key] = (since_s, self._harness.scheduler.now_s)
         self._pass()
 
 
@@ -426,11 +425,11 @@ class VirtualLease(Lease):
         self.beat()
         self._read_commands(new=False)
         process = self._store._process  # type: ignore[attr-defined]
-        process.world.scheduler.spawn(process, self._run)
+        process.harness.scheduler.spawn(process, self._run)
 
     def _run(self) -> None:
         while not self.fenced:
-            self._clock.sleep(self._interval_s)
+            self._clock.sleep(self.interval_s)
             self.look_around()
             if not self.fenced:
                 self.beat()
@@ -438,31 +437,31 @@ class VirtualLease(Lease):
 
 @dataclass
 class Oracle:
-    world: World
+    harness: Harness
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     results: dict[int, tuple[int, ...]] = field(default_factory=dict)
     abandoned: dict[int, int] = field(default_factory=dict)
     """Rounds that were left out, and the number of the first quorum that left each out."""
-    rounds: dict[int, tuple[Quorum, Verdict]] = field(default_factory=dict)
+    rounds: dict[int, tuple[Quorum, CommitDecision]] = field(default_factory=dict)
     """The committed rounds, each from the creation of its commit record on."""
 
     def _report(self, kind: str, text: str) -> None:
         self.counts[kind] += 1
-        self.violations.append(f"{self.world.scheduler.now_s:.1f} s: {kind}: {text}")
+        self.violations.append(f"{self.harness.scheduler.now_s:.1f} s: {kind}: {text}")
 
     def written(self, process: Process, key: str) -> None:
         if key.startswith("members/"):
-            process.beat_s = self.world.scheduler.now_s
+            process.beat_s = self.harness.scheduler.now_s
         elif key.startswith(manager_keys.COMMITS):
-            verdict = Verdict.from_bytes(self.world.objects[key])
-            if verdict.committed:
-                quorum = Quorum.from_bytes(self.world.objects[manager_keys.quorum(verdict.n)])
-                self.rounds[quorum.n] = quorum, verdict
+            decision = CommitDecision.from_bytes(self.harness.objects[key])
+            if decision.committed:
+                quorum = Quorum.from_bytes(self.harness.objects[manager_keys.quorum(decision.n)])
+                self.rounds[quorum.n] = quorum, decision
         elif key.startswith(manager_keys.QUORUMS):
-            quorum = Quorum.from_bytes(self.world.objects[key])
+            quorum = Quorum.from_bytes(self.harness.objects[key])
             line = line_before(quorum, committed=False)
-            if self.world.trial.majority_guard:
+            if self.harness.trial.majority_guard:
                 self._check_fork(quorum, line)
             earlier = {n: made.branch for n, (made, _) in self.rounds.items() if n < quorum.n}
             left_out = {n for n, branch in earlier.items() if not line.contains(branch, n)}
@@ -480,7 +479,7 @@ class Oracle:
         rounds back, whether it knew of their commit or learns of it afterwards.
         """
         newest: dict[tuple[int, int], Process] = {}
-        for process in self.world.processes:
+        for process in self.harness.processes:
             newest[process.replica, process.rank] = process
         held: dict[int, list[int]] = {}
         for process in newest.values():
@@ -492,15 +491,15 @@ class Oracle:
 
     def _round_held_by(self, process: Process) -> int:
         """The committed round whose result a live process holds or is about to; 0 for none."""
-        fresh = self.world.scheduler.now_s - process.beat_s < LEASE_S - BEAT_S
+        fresh = self.harness.scheduler.now_s - process.beat_s < LEASE_S - BEAT_S
         session, recovery = process.session, process.recovery
         if process.dead or not fresh or session is None or recovery is None:
             return 0
         me = session.me
-        for n, (quorum, verdict) in self.rounds.items():  # a commit which the process has not read
+        for n, (quorum, decision) in self.rounds.items():  # a commit which the process has not read
             seats = {Identity(replica=s.member, incarnation=s.incarnation) for s in quorum.seats}
             started_there = (quorum.branch, quorum.head) == (recovery.branch, recovery.head)
-            if started_there and me in seats and me.replica in verdict.included:
+            if started_there and me in seats and me.replica in decision.included:
                 return n
         last = process.history[-1] if process.history else 0
         return last if recovery.head == last else 0
@@ -523,29 +522,29 @@ class Oracle:
 def run_trial(trial: Trial) -> Oracle:
     """The oracle after one trial."""
     logging.disable(logging.CRITICAL)
-    world = World(trial)
+    harness = Harness(trial)
     try:
-        with patch.object(session_module, "Lease", VirtualLease):
+        with patch.object(peers_module, "Lease", VirtualLease):
             for replica in range(trial.replicas):
                 for rank in range(trial.ranks):
-                    world.start(replica, rank, world.rng.uniform(0, 30))
-            world.scheduler.run(trial.faults_s)
-            world.faulty = False
-            for process in world.processes:
+                    harness.start(replica, rank, harness.rng.uniform(0, 30))
+            harness.scheduler.run(trial.faults_s)
+            harness.faulty = False
+            for process in harness.processes:
                 process.asleep_until_s = min(process.asleep_until_s, trial.faults_s + 60)
-            world.scheduler.run(trial.faults_s + trial.quiet_s)
-            alive = [p for p in world.processes if not p.dead]
+            harness.scheduler.run(trial.faults_s + trial.quiet_s)
+            alive = [p for p in harness.processes if not p.dead]
             before = {id(p): p.commits for p in alive}
-            world.scheduler.run(trial.faults_s + 2 * trial.quiet_s)
+            harness.scheduler.run(trial.faults_s + 2 * trial.quiet_s)
             for process in alive:
                 if process.dead or process.commits == before[id(process)]:
-                    world.oracle._report("stuck", f"replica {process.replica}/{process.rank}")
-            for process in world.processes:
+                    harness.oracle._report("stuck", f"replica {process.replica}/{process.rank}")
+            for process in harness.processes:
                 process.kill()
-            world.scheduler.drain()
+            harness.scheduler.drain()
     finally:
         logging.disable(logging.NOTSET)
-    return world.oracle
+    return harness.oracle
 
 
 VIOLATIONS = ("diverged", "doubled", "resurrected", "lost", "stuck")

@@ -1,4 +1,4 @@
-"""What a run's page shows while something is wrong, and when it is back to normal."""
+"""Watch a run's page during a fault, until it is back to normal."""
 
 from __future__ import annotations
 
@@ -67,10 +67,8 @@ def glance(fetch: Fetch, run: str) -> Glance:
         reason=header.get("state_reason") or "",
         rounds=header.get("committed_rounds", 0),
         banners=banners_of(page) if status == 200 else (),
-        not_ready=tuple(
-            f"{k} {v}" for k, v in ready.items() if v != "ok" and k != "ready"
-        ),
-    )  # fmt: skip
+        not_ready=tuple(f"{k} {v}" for k, v in ready.items() if v != "ok" and k != "ready"),
+    )
 
 
 @dataclass
@@ -80,7 +78,7 @@ class PageWatch:
     fetch: Fetch
     run: str
     seen: list[tuple[float, Glance]] = field(default_factory=list)
-    """What was new, with the seconds since the watch began."""
+    """New texts of the page, with the seconds since the start of the watch."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -100,11 +98,6 @@ class PageWatch:
             if left <= 0:
                 return
             time.sleep(min(LOOK_EVERY_S, left))
-
-    @property
-    def first_sign(self) -> tuple[float, Glance] | None:
-        """The first time that the page or ``/readyz`` showed that something is wrong."""
-        return next((one for one in self.seen if not one[1].is_quiet), None)
 
     def until_normal(self, *, patience_s: float) -> float | None:
         """Seconds until nothing calls for attention and a new round is shown, or the run has

@@ -1,4 +1,4 @@
-"""Work in processes of its own, as replicas are, and a real S3 server beside them."""
+"""Run work in separate processes, like replicas, beside a real S3 server."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def meet() -> None:
 
 
 def in_processes(work: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
-    """``work(*arguments)`` for each of ``each``, every one in a process of its own.
+    """``work(*arguments)`` for each of ``each``, each in a separate process.
 
     Their clocks are one: CLOCK_MONOTONIC is the machine's. ``work`` must call :func:`meet` before
     what is measured.
     """
     # Forked from a process that has imported everything and has used nothing: obstore's threads
-    # do not survive a fork, and a spawned process would import torch anew.
+    # do not survive a fork, and a spawned process would import torch again.
     context = multiprocessing.get_context("forkserver")
     barrier = context.Barrier(len(each))
     with ProcessPoolExecutor(

@@ -40,7 +40,7 @@ class Traffic:
 
 
 class RecordingStore:
-    """Counts as :class:`~diloco.store.base.MeteredStore` does, but kind by kind."""
+    """Counts as :class:`~diloco.store.metered.MeteredStore` does, but kind by kind."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner

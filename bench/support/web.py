@@ -1,4 +1,4 @@
-"""The web server of a measurement: one uvicorn process, its broker, a database, people and runs."""
+"""The web server of a measurement: one uvicorn process, its broker, a database, users and runs."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ class Web:
     env: dict[str, str]
 
     def python(self, code: str) -> str:
-        """What ``code`` prints, run in the server's Django."""
+        """Run ``code`` in the server's Django and return its output."""
         return run_python(code, self.env)
 
 
 def run_python(code: str, env: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
-        cwd=REPOSITORY, env=env, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return done.stdout.strip()
@@ -59,6 +62,7 @@ def running_web(var: Path, *, database_url: str = "") -> Iterator[Web]:
     """State in ``var``; SQLite there unless ``database_url`` names another."""
     env = {k: v for k, v in os.environ.items() if k not in ("DATABASE_URL", "REDIS_URL")}
     env |= {"ARCHIPELAGO_VAR": str(var), "PYTHONPATH": str(REPOSITORY)}
+    env["ARCHIPELAGO_OPERATORS_LOCAL"] = "backend"
     if database_url:
         env["DATABASE_URL"] = database_url
     server = broker.prepare(var / "broker")
@@ -68,8 +72,10 @@ def running_web(var: Path, *, database_url: str = "") -> Iterator[Web]:
         env["REDIS_URL"] = server.url
         subprocess.run(
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-            cwd=REPOSITORY, env=env, check=True,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            env=env,
+            check=True,
+        )
         (port,) = free_ports(1)
         command = [sys.executable, *commands.web(host="127.0.0.1", port=port)[1:]]
         log = var / "web.log"

@@ -1,4 +1,4 @@
-"""Your own model, data and loss as a workload: which of two spirals a point lies on.
+"""Define a custom workload: model, data and loss for classifying points on two spirals.
 
     python -m diloco.init runs/spirals --workload examples/custom_workload/workload.json \\
         --num-replicas 2 --sync-every 20 --total-rounds 15 --warmup-steps 0 \\
@@ -6,8 +6,8 @@
     PYTHONPATH=examples/custom_workload REPLICA_RANK=0 python -m diloco.replica runs/spirals
     PYTHONPATH=examples/custom_workload REPLICA_RANK=1 python -m diloco.replica runs/spirals
 
-A token is a point here, so a loss is in nats per point: ln 2 = 0.69 is guessing. In the dashboard
-this folder goes in as a zip.
+One point counts as one token, so the loss is in nats per point; guessing gives ln 2 = 0.69. In the
+dashboard, upload this folder as a zip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.workloads.base import HeldOutLoss, adamw, warmup_cosine
 
 HELD_OUT = 2**31
-"""Stands where a replica's number would: no replica trains on these points."""
+"""In place of a replica number for the held-out points, on which no replica trains."""
 
 
 def build(
@@ -35,7 +35,7 @@ def build(
     settings: GroupSettings,
     arguments: Mapping[str, Any],
 ) -> Spirals:
-    """What the workload document names; ``arguments`` are ``width`` and ``turns``."""
+    """Return the workload of one replica. ``arguments`` can set ``width`` and ``turns``."""
     return Spirals(
         seed=seed,
         replica=replica,
@@ -47,7 +47,7 @@ def build(
 
 
 class Spirals:
-    """One replica's part: every batch is made anew from (seed, replica, step)."""
+    """The workload of one replica. A batch is a function of (seed, replica, step)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The audit of a run's log must find whatever is wrong with one."""
+"""The audit of a run's log reports every kind of damage."""
 
 from __future__ import annotations
 
@@ -23,60 +23,111 @@ from diloco.protocol.telemetry import RoundReport, Segment, StepColumns
 from diloco.store.base import LocalStore
 
 ROUNDS, STEPS, TOKENS = 3, 5, 50
-LIVES = [Identity(replica=r, incarnation=f"00001-{r:08x}") for r in range(2)]
+IDENTITIES = [Identity(replica=r, incarnation=f"00001-{r:08x}") for r in range(2)]
 
 
-def record(round: int, life: Identity) -> ContributionRecord:
+def record(round: int, identity: Identity) -> ContributionRecord:
     return ContributionRecord(
-        round=round, fragment=0, base_round=round - 1, base_digest=f"w{round - 1}",
-        replica=life.replica, incarnation=life.incarnation, model_hash="m", codec="fp32", numel=1,
-        tokens=TOKENS, new_tokens=TOKENS, steps=STEPS, loss=1.0, norm=1.0, size_bytes=4,
-        digest="d", checksums="",
-        compute_s=1.0, encode_s=0.0, wall_s=float(round),
-    )  # fmt: skip
+        round=round,
+        fragment=0,
+        base_round=round - 1,
+        base_digest=f"w{round - 1}",
+        replica=identity.replica,
+        incarnation=identity.incarnation,
+        model_hash="m",
+        codec="fp32",
+        numel=1,
+        tokens=TOKENS,
+        new_tokens=TOKENS,
+        steps=STEPS,
+        rounds=1,
+        loss=1.0,
+        norm=1.0,
+        size_bytes=4,
+        digest="d",
+        checksums="",
+        compute_s=1.0,
+        encode_s=0.0,
+        wall_s=float(round),
+    )
 
 
 def plan(round: int) -> Plan:
     contributions = tuple(
         PlannedContribution(
-            replica=life.replica, incarnation=life.incarnation, weight=0.5, tokens=TOKENS,
+            replica=identity.replica,
+            incarnation=identity.incarnation,
+            weight=0.5,
+            tokens=TOKENS,
             new_tokens=TOKENS,
-            steps=STEPS, compute_s=1.0, loss=1.0, size_bytes=4, digest="d", checksums="",
+            steps=STEPS,
+            rounds=1,
+            compute_s=1.0,
+            loss=1.0,
+            size_bytes=4,
+            digest="d",
+            checksums="",
         )
-        for life in LIVES
-    )  # fmt: skip
+        for identity in IDENTITIES
+    )
     return Plan(
-        round=round, fragment=0, mode="gather", planner=LIVES[0], contributions=contributions,
+        round=round,
+        fragment=0,
+        mode="gather",
+        planner=IDENTITIES[0],
+        contributions=contributions,
         wall_s=0.0,
-    )  # fmt: skip
+    )
 
 
 def commit(round: int) -> Commit:
     return Commit(
-        round=round, fragment=0, committer=LIVES[0], contributors=tuple(LIVES),
-        merged_digest="g", void="", tokens_total=2 * TOKENS * round, committed_total=round,
+        round=round,
+        fragment=0,
+        committer=IDENTITIES[0],
+        contributors=tuple(IDENTITIES),
+        merged_digest="g",
+        void="",
+        tokens_total=2 * TOKENS * round,
+        committed_total=round,
         wall_s=float(round),
-    )  # fmt: skip
+    )
 
 
-def segment(life: Identity) -> Segment:
+def segment(identity: Identity) -> Segment:
     reports = tuple(
         RoundReport(
-            round=round, outcome="included", started_wall_s=0.0, committed_wall_s=0.0, phases={},
-            bytes_up=0, bytes_down=0, requests=0, norm=1.0, update_norm=1.0, contributors=2,
+            round=round,
+            outcome="included",
+            started_wall_s=0.0,
+            committed_wall_s=0.0,
+            phases={},
+            bytes_up=0,
+            bytes_down=0,
+            requests=0,
+            norm=1.0,
+            update_norm=1.0,
+            contributors=2,
             weights_digest=f"w{round}",
         )
         for round in range(1, ROUNDS + 1)
-    )  # fmt: skip
+    )
     steps = tuple(range(ROUNDS * STEPS))
     return Segment(
-        replica=life.replica, incarnation=life.incarnation, n=1, wall_s=0.0, state="done", round=1,
-        steps=StepColumns(step=steps), rounds=reports, last=True,
-    )  # fmt: skip
+        replica=identity.replica,
+        incarnation=identity.incarnation,
+        n=1,
+        wall_s=0.0,
+        state="done",
+        round=1,
+        steps=StepColumns(step=steps),
+        rounds=reports,
+        last=True,
+    )
 
 
-def key(life: Identity) -> tuple[int, str]:
-    return life.replica, life.incarnation
+def key(identity: Identity) -> tuple[int, str]:
+    return identity.replica, identity.incarnation
 
 
 @pytest.fixture
@@ -85,8 +136,11 @@ def good() -> Log:
     return Log(
         commits=tuple(commit(round) for round in rounds),
         plans={round: plan(round) for round in rounds},
-        records={round: {key(life): record(round, life) for life in LIVES} for round in rounds},
-        segments={key(life): (segment(life),) for life in LIVES},
+        records={
+            round: {key(identity): record(round, identity) for identity in IDENTITIES}
+            for round in rounds
+        },
+        segments={key(identity): (segment(identity),) for identity in IDENTITIES},
         round_steps=STEPS,
     )
 
@@ -98,9 +152,9 @@ def with_commit(log: Log, round: int, **changes: Any) -> Log:
 
 
 def with_record(log: Log, round: int, **changes: Any) -> Log:
-    changed = replace(log.records[round][key(LIVES[1])], **changes)
+    changed = replace(log.records[round][key(IDENTITIES[1])], **changes)
     return replace(
-        log, records=log.records | {round: log.records[round] | {key(LIVES[1]): changed}}
+        log, records=log.records | {round: log.records[round] | {key(IDENTITIES[1]): changed}}
     )
 
 
@@ -121,11 +175,11 @@ def no_plan(log: Log) -> Log:
 
 
 def another_contributor(log: Log) -> Log:
-    return with_commit(log, 2, contributors=(LIVES[0],))
+    return with_commit(log, 2, contributors=(IDENTITIES[0],))
 
 
-def two_lives_of_one_replica(log: Log) -> Log:
-    both = (LIVES[0], LIVES[1], Identity(replica=1, incarnation="00002-0000000a"))
+def two_incarnations_of_one_replica(log: Log) -> Log:
+    both = (IDENTITIES[0], IDENTITIES[1], Identity(replica=1, incarnation="00002-0000000a"))
     return with_commit(log, 2, contributors=both)
 
 
@@ -142,88 +196,90 @@ def record_missing(log: Log) -> Log:
 
 
 def weights_differ(log: Log) -> Log:
-    (mine,) = log.segments[key(LIVES[1])]
-    reports = (*mine.rounds[:2], replace(mine.rounds[2], weights_digest="x"))
-    other = replace(mine, rounds=reports)
-    return replace(log, segments=log.segments | {key(LIVES[1]): (other,)})
+    (segment,) = log.segments[key(IDENTITIES[1])]
+    reports = (*segment.rounds[:2], replace(segment.rounds[2], weights_digest="x"))
+    other = replace(segment, rounds=reports)
+    return replace(log, segments=log.segments | {key(IDENTITIES[1]): (other,)})
 
 
-def more_steps_than_made(log: Log) -> Log:
+def more_steps_than_trained(log: Log) -> Log:
     contributions = tuple(replace(c, steps=STEPS + 1) for c in log.plans[3].contributions)
     return replace(log, plans=log.plans | {3: replace(log.plans[3], contributions=contributions)})
 
 
-def last_work_counted_again(log: Log) -> Log:
-    """A killed life, whose telemetry does not say how many steps it made in all."""
-    (mine,) = log.segments[key(LIVES[1])]
-    killed = replace(log, segments={**log.segments, key(LIVES[1]): (replace(mine, last=False),)})
+def steps_counted_twice(log: Log) -> Log:
+    """A killed incarnation; its telemetry has no total number of steps."""
+    (segment,) = log.segments[key(IDENTITIES[1])]
+    killed = replace(
+        log, segments={**log.segments, key(IDENTITIES[1]): (replace(segment, last=False),)}
+    )
     contributions = tuple(replace(c, steps=2 * STEPS) for c in log.plans[3].contributions[1:])
     plan = replace(log.plans[3], contributions=(log.plans[3].contributions[0], *contributions))
     return replace(killed, plans=log.plans | {3: plan})
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("damage", "message"),
     [
         (skipped, "expected a commit of round 2, found round 3"),
         (counted_twice, "expected totals of 3 rounds"),
         (tokens_lost, "found 2 and 199"),
         (no_plan, "round 3: expected a plan"),
         (another_contributor, "round 2: the commit names other contributors"),
-        (two_lives_of_one_replica, "round 2: replica 1 is named 2 times"),
+        (two_incarnations_of_one_replica, "round 2: replica 1 is named 2 times"),
         (stale_base, "round 3: expected base round 2 of fragment 0"),
         (other_base_weights, "round 3: expected one base, found 2"),
         (record_missing, "round 2: expected a record of replica 0"),
         (weights_differ, "round 3: global weights differ"),
-        (last_work_counted_again, "round 3: expected at most the steps of 1 rounds from replica 1"),
-        (more_steps_than_made, "expected at most the 15 steps it made in fragment 0, found 16"),
+        (steps_counted_twice, "round 3: expected at most the steps of 1 rounds from replica 1"),
+        (more_steps_than_trained, "expected at most the 15 steps it made in fragment 0, found 16"),
     ],
 )
-def test_what_is_wrong_is_said(good: Log, spoil: Callable[[Log], Log], said: str) -> None:
-    assert said in "\n".join(audit(spoil(good)))
+def test_damage_is_reported(good: Log, damage: Callable[[Log], Log], message: str) -> None:
+    assert message in "\n".join(audit(damage(good)))
 
 
-def test_a_good_log_has_no_problems(good: Log) -> None:
+def test_intact_log_has_no_problems(good: Log) -> None:
     assert audit(good) == []
 
 
-def test_a_void_round_moves_no_base(good: Log) -> None:
+def test_void_round_keeps_the_base(good: Log) -> None:
     log = with_commit(good, 2, void="damaged", committed_total=1, tokens_total=2 * TOKENS)
     log = with_commit(log, 3, committed_total=2, tokens_total=4 * TOKENS)
     assert "round 3: expected base round 1" in "\n".join(audit(log))
-    for life in LIVES:
-        log.records[3][key(life)] = replace(log.records[3][key(life)], base_round=1)
+    for identity in IDENTITIES:
+        log.records[3][key(identity)] = replace(log.records[3][key(identity)], base_round=1)
     assert audit(log) == []
 
 
-def test_fragments_have_bases_of_their_own(good: Log) -> None:
+def test_each_fragment_has_its_base(good: Log) -> None:
     log = replace(good, fragments=3)
     assert "round 2: expected base round 0 of fragment 1" in "\n".join(audit(log))
     for round in (2, 3):
-        for life in LIVES:
-            log.records[round][key(life)] = replace(
-                log.records[round][key(life)], base_round=0, fragment=round - 1
+        for identity in IDENTITIES:
+            log.records[round][key(identity)] = replace(
+                log.records[round][key(identity)], base_round=0, fragment=round - 1
             )
     assert audit(log) == []
 
 
-def test_the_log_is_read_from_the_bucket(good: Log, tmp_path: Path) -> None:
+def test_log_is_read_from_the_bucket(good: Log, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    for found in good.commits:
-        store.create(keys.commit(found.round), found.to_bytes())
-    for round, found_plan in good.plans.items():
-        store.create(keys.plan(round), found_plan.to_bytes())
+    for commit in good.commits:
+        store.create(keys.commit(commit.round), commit.to_bytes())
+    for round, plan in good.plans.items():
+        store.create(keys.plan(round), plan.to_bytes())
     for round, records in good.records.items():
-        for (replica, incarnation), found_record in records.items():
+        for (replica, incarnation), record in records.items():
             where = (round, replica, incarnation)
             store.put(keys.contribution_payload(*where), b"\0")
-            store.put(keys.contribution_record(*where), found_record.to_bytes())
-    for (replica, incarnation), (found_segment,) in good.segments.items():
-        store.put(keys.telemetry(replica, incarnation, 1), found_segment.to_bytes())
+            store.put(keys.contribution_record(*where), record.to_bytes())
+    for (replica, incarnation), (segment,) in good.segments.items():
+        store.put(keys.telemetry(replica, incarnation, 1), segment.to_bytes())
     assert read_log(store, round_steps=STEPS) == good
 
 
-def test_the_schedule_of_kills_is_seeded() -> None:
+def test_schedule_of_kills_is_seeded() -> None:
     lives = [life_s(3, replica, life, mtbf_s=60.0) for replica in range(20) for life in range(20)]
     assert lives[0] == life_s(3, 0, 0, mtbf_s=60.0)
     assert lives[0] != life_s(4, 0, 0, mtbf_s=60.0)

@@ -1,4 +1,4 @@
-"""A result depends on the arm and the seed alone, and on what the arm says."""
+"""The result of an arm depends on its settings and on the seed only."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_a_lossy_group_trains_to_the_same_loss_twice() -> None:
+def test_training_with_dropped_contributions_is_reproducible() -> None:
     arm = Arm(name="tiny", title="", members=(2,) * 4, steps_per_round=2, drop=0.5)
     first, second = train(arm, seed=3), train(arm, seed=3)
     assert first == second
-    lost = sum(len(dropped(0.5, replicas=2, round=r, seed=3)) for r in range(1, 5))
+    lost = sum(len(dropped(arm, round=r, seed=3)) for r in range(1, 5))
     assert (first.contributions, first.lost) == (8, lost)
-    assert lost > 0, "choose a seed that loses one"
-    everybody = train(Arm(name="all", title="", members=(2,) * 4, steps_per_round=2), seed=3)
-    assert everybody.loss != first.loss
+    assert lost > 0, "choose a seed that drops a contribution"
+    complete = train(Arm(name="all", title="", members=(2,) * 4, steps_per_round=2), seed=3)
+    assert complete.loss != first.loss
 
 
-def test_replicas_come_and_go_at_their_rounds() -> None:
+def test_replicas_join_and_leave_at_their_rounds() -> None:
     arm = Arm(name="tiny", title="", members=(1, 2, 3, 1), steps_per_round=2)
     outcome = train(arm, seed=0)
     assert [tokens for tokens, _ in outcome.curve] == [
@@ -45,13 +45,11 @@ def test_replicas_come_and_go_at_their_rounds() -> None:
     ]
 
 
-def test_one_replica_without_momentum_is_an_ordinary_loop() -> None:
-    """outer lr 1, momentum 0: the global weights are the replica's own."""
+def test_one_replica_without_momentum_is_plain_training() -> None:
+    """With outer learning rate 1 and momentum 0 the global weights are those of the replica."""
     plain = Arm(name="plain", title="", kind=PLAIN, members=(1,) * 4, steps_per_round=2)
-    group = Arm(
-        name="group", title="", members=(1,) * 4, steps_per_round=2,
-        settings={"outer_lr": 1.0, "outer_momentum": 0.0},
-    )  # fmt: skip
+    settings = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    group = Arm(name="group", title="", members=(1,) * 4, steps_per_round=2, settings=settings)
     torch.testing.assert_close(
         train(group, seed=0).loss, train(plain, seed=0).loss, rtol=1e-5, atol=0
     )

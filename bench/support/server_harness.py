@@ -36,13 +36,13 @@ COOKIE = (
 
 
 @dataclass
-class World:
+class Harness:
     """A running server, the proxy before its bucket, and means to break things around it."""
 
     stack: LiveStack
     proxy: BucketProxy
     state_size: bool
-    """Whether the state folder is a small disk of its own."""
+    """Whether the state folder is a separate small disk."""
     clock: Path | None
     cookie: str = ""
     undo: list[Callable[[], Any]] = field(default_factory=list)
@@ -76,21 +76,21 @@ def fetch(url: str, path: str, cookie: str) -> tuple[int, str]:
 # Faults.
 
 
-def bucket(fault: Fault) -> Callable[[World], None]:
-    def begin(world: World) -> None:
-        world.proxy.set(fault)
-        world.undo.append(lambda: world.proxy.set(Fault.NONE))
+def bucket(fault: Fault) -> Callable[[Harness], None]:
+    def begin(harness: Harness) -> None:
+        harness.proxy.set(fault)
+        harness.undo.append(lambda: harness.proxy.set(Fault.NONE))
 
     return begin
 
 
-def flush_broker(world: World) -> None:
-    redis.Redis.from_url(world.stack.env["REDIS_URL"]).flushall()
+def flush_broker(harness: Harness) -> None:
+    redis.Redis.from_url(harness.stack.env["REDIS_URL"]).flushall()
 
 
-def lock_database(world: World) -> None:
+def lock_database(harness: Harness) -> None:
     """Another process holds the write lock of SQLite."""
-    path = world.stack.var / "archipelago.sqlite3"
+    path = harness.stack.var / "archipelago.sqlite3"
     sqlite3.connect(f"file:{path}?mode=rw", uri=True).close()  # it must be the server's own
     code = (
         "import sqlite3, sys; d = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60); "
@@ -105,24 +105,24 @@ def lock_database(world: World) -> None:
         holder.kill()
         holder.wait()
 
-    world.undo.append(end)
+    harness.undo.append(end)
 
 
-def fill_disk(world: World) -> None:
-    filler = world.stack.var / "filler"
+def fill_disk(harness: Harness) -> None:
+    filler = harness.stack.var / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):
         while True:
             file.write(b"\0" * 65_536)
             file.flush()
-    world.undo.append(filler.unlink)
+    harness.undo.append(filler.unlink)
 
 
-def set_clock(offset_s: int) -> Callable[[World], None]:
-    def begin(world: World) -> None:
-        assert world.clock is not None
-        clock = world.clock
+def set_clock(offset_s: int) -> Callable[[Harness], None]:
+    def begin(harness: Harness) -> None:
+        assert harness.clock is not None
+        clock = harness.clock
         shift(clock, offset_s)
-        world.undo.append(lambda: shift(clock, 0))
+        harness.undo.append(lambda: shift(clock, 0))
 
     return begin
 
@@ -132,25 +132,29 @@ def shift(clock: Path, offset_s: int) -> None:
         file.write(struct.pack("=q", offset_s))
 
 
-def start_second_server(world: World) -> None:
+def start_second_server(harness: Harness) -> None:
     """On the same folder: it has to refuse to start and harm nothing."""
     (port,) = free_ports(1)
     done = subprocess.run(
         [sys.executable, "manage.py", "serve", "--port", str(port)],
-        cwd=REPOSITORY, env=world.stack.env, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    world.notes.append(f"second server: status {done.returncode}, {done.stderr.strip()[-200:]}")
+        cwd=REPOSITORY,
+        env=harness.stack.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    harness.notes.append(f"second server: status {done.returncode}, {done.stderr.strip()[-200:]}")
 
 
-def kill_workers(world: World) -> None:
+def kill_workers(harness: Harness) -> None:
     """SIGKILL to every process of the three workers; the supervisor starts them again."""
     killed = 0
-    for child in psutil.Process(world.stack.pid).children():
+    for child in psutil.Process(harness.stack.pid).children():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if " worker " in " ".join(child.cmdline()):
                 os.killpg(child.pid, signal.SIGKILL)
                 killed += 1
-    world.notes.append(f"killed the process groups of {killed} workers")
+    harness.notes.append(f"killed the process groups of {killed} workers")
     assert killed == 3, killed
 
 
@@ -159,7 +163,7 @@ def kill_workers(world: World) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """``folder`` as a file system of its own, so that filling it harms nothing else."""
+    """``folder`` as a separate file system, so that filling it affects nothing else."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=700m", "tmpfs", str(folder)], capture_output=True
@@ -172,7 +176,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def shifted_clock(folder: Path) -> tuple[Path, Path | None]:
-    """The library that shifts a process's clock, and the file that says by how much."""
+    """The library that shifts a process's clock, and the file that holds the offset."""
     library, clock = folder / "shifted_clock.so", folder / "clock"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -194,15 +198,20 @@ def running_bucket(folder: Path) -> Iterator[tuple[BucketProxy, dict[str, str]]]
         running_s3(folder / "s3", binary) as s3,
         BucketProxy(s3.endpoint_url).running() as proxy,
     ):
-        yield proxy, {
-            **s3.env, "AWS_ENDPOINT_URL": proxy.url, "OMP_NUM_THREADS": "1",
-            "ARCHIPELAGO_RENDEZVOUS": f"s3://{s3.bucket}/runs",
-            "ARCHIPELAGO_OPERATORS_LOCAL": "code",
-        }  # fmt: skip
+        yield (
+            proxy,
+            {
+                **s3.env,
+                "AWS_ENDPOINT_URL": proxy.url,
+                "OMP_NUM_THREADS": "1",
+                "ARCHIPELAGO_RENDEZVOUS": f"s3://{s3.bucket}/runs",
+                "ARCHIPELAGO_OPERATORS_LOCAL": "code",
+            },
+        )
 
 
 @contextlib.contextmanager
-def running_world(folder: Path) -> Iterator[World]:
+def running_harness(folder: Path) -> Iterator[Harness]:
     library, clock = shifted_clock(folder)
     with contextlib.ExitStack() as stack:
         proxy, env = stack.enter_context(running_bucket(folder))
@@ -210,6 +219,6 @@ def running_world(folder: Path) -> Iterator[World]:
             env |= {"LD_PRELOAD": str(library), "SHIFTED_CLOCK_FILE": str(clock)}
         small = stack.enter_context(small_disk(folder / "var"))
         served = stack.enter_context(running_stack(folder / "var", **env))
-        made = World(stack=served, proxy=proxy, state_size=small, clock=clock)
+        made = Harness(stack=served, proxy=proxy, state_size=small, clock=clock)
         made.sign_in()
         yield made

@@ -1,10 +1,10 @@
-"""What the ranks of one replica say to one another costs: per step, and per exchange.
+"""Cost of the messages between the ranks of one replica: per step and per exchange.
 
-    python bench/rank_words.py [--ranks 2 4] [--parameters 20e6]
+    python bench/rank_messages.py [--ranks 2 4] [--parameters 20e6]
 
-Processes on this machine over gloo, one thread each. A *word* is what each inner step costs;
-*write* is the leader's weights into every rank's model, as once per round (in a plain model, as
-under DDP; the leader's read says one word more).
+Processes on this machine over gloo, one thread each. A *message* is what each inner step costs;
+*write* is the weights, of which each rank holds a slice, into every rank's model, as once per round
+(in a plain model, as under DDP).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from diloco.ranks.collective_ops import Operation, Ranks, SharedLayout
-from diloco.ranks.command_channel import Channel, Word
+from diloco.ranks.collective_ops import Ranks
+from diloco.ranks.command_channel import CommandChannel, StepMessage
+from diloco.ranks.sliced_layout import SlicedLayout
 
 BATCHES, WORDS = 20, 100
 WRITES = 5
@@ -33,43 +34,42 @@ def measure(rank: int, ranks: int, parameters: int, folder: str) -> None:
     )
     width = int((parameters / 8) ** 0.5)
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(8)])
-    shared = Ranks(Channel(timeout_s=300.0), model)
-    layout = SharedLayout(model, shared)
+    channel, jobs = CommandChannel(timeout_s=300.0), CommandChannel(timeout_s=300.0)
+    ranks_of_replica = Ranks(channel, model, jobs=jobs)
+    layout = SlicedLayout(model, channel)
     for _ in range(100):
-        shared.say(Word())
-    word_s = float("inf")  # the best of several batches: a busy machine only ever adds
+        ranks_of_replica.all_reduce(StepMessage())
+    message_s = float("inf")  # the best of several batches: a busy machine only ever adds
     for _ in range(BATCHES):
         started_s = time.perf_counter()
         for _ in range(WORDS):
-            shared.say(Word(tokens=1))
-        word_s = min(word_s, (time.perf_counter() - started_s) / WORDS)
-    vector = torch.randn(layout.numel)
+            ranks_of_replica.all_reduce(StepMessage(tokens=1))
+        message_s = min(message_s, (time.perf_counter() - started_s) / WORDS)
+    vector = torch.randn(layout.held_numel)
     write_s = float("inf")
     for _ in range(WRITES):
         started_s = time.perf_counter()
-        if rank == 0:
-            layout.write(vector)
-        else:
-            assert shared.say(Word()).operation == Operation.WRITE
-            layout.follow_write(None)
-        shared.say(Word())
+        layout.write(vector)
+        ranks_of_replica.all_reduce(StepMessage())
         write_s = min(write_s, time.perf_counter() - started_s)
     if rank == 0:
         print(
-            f"{ranks:>5} {word_s * 1e6:>12.0f} {layout.numel:>12,} {write_s * 1e3:>10.0f}"
+            f"{ranks:>5} {message_s * 1e6:>12.0f} {layout.numel:>12,} {write_s * 1e3:>10.0f}"
             f" {4 * layout.numel / write_s / 1e9:>8.2f}",
             flush=True,
         )
-    shared.channel.close()
+    ranks_of_replica.channel.close()
     dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the ranks of one replica say costs.")
+    parser = argparse.ArgumentParser(
+        description="Cost of the messages between the ranks of one replica."
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--parameters", type=float, default=20e6)
     arguments = parser.parse_args()
-    print("ranks    word (us)   parameters  write (ms)    GB/s")
+    print("ranks  message (us)  parameters  write (ms)    GB/s")
     for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(measure, (ranks, int(arguments.parameters), str(Path(folder))), nprocs=ranks)

@@ -1,0 +1,175 @@
+"""Seconds to inspect, join and import a group with a long log.
+
+The log is built directly: the records of every round as a group writes them, a manifest of every
+checkpoint, and the objects of the newest one. What is measured is the product's own code on a
+folder: *inspect* is ``diloco.inspect`` without waiting for heartbeats; *join* constructs a replica,
+which loads the newest checkpoint and reads the commits after it; *import* stores the run in the
+database of a server.
+
+Usage: python bench/long_log.py [--rounds 10000] [--replicas 8] [--checkpoint-every 10]
+       [--import-rounds 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from diloco.group import join
+from diloco.inspect import inspect
+from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.protocol import keys
+from diloco.protocol.records import CheckpointManifest, StoredObject
+from diloco.protocol.round_view import Totals
+from diloco.store.base import LISTED, LocalStore, ObjectInfo
+from diloco.training.checkpoint import save_checkpoint
+from tests.diloco.bucket_harness import Harness, filled, who
+
+
+class CountingStore(LocalStore):
+    """A folder that counts the reads."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads: Counter[str] = Counter()
+
+    def get(self, key: str, *, limit: int | None = None) -> bytes:
+        self.reads["GET"] += 1
+        return super().get(key, limit=limit)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.reads["GET"] += 1
+        return super().get_range(key, start, length)
+
+    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
+        self.reads["LIST"] += 1
+        return super().list(prefix, limit=limit)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(64, 64)
+
+
+def build(folder: Path, *, rounds: int, replicas: int, checkpoint_every: int) -> None:
+    """Write a log of ``rounds`` rounds with a usable checkpoint after the last one."""
+    store = LocalStore(folder)
+    group = Harness(
+        store,
+        total_rounds=rounds + 1000,
+        num_replicas=replicas,
+        start_replicas=1,
+        start_wait_s=0.0,
+        checkpoint_every=checkpoint_every,
+    )
+    members = range(replicas)
+    for replica in members:
+        group.beat(replica, state="left", round=rounds + 1)
+    for round in range(1, rounds + 1):
+        group.contribute(round, *members, payload=False)
+        group.plan(round, *members)
+        group.commit(round, *members, tokens_total=100 * replicas * round)
+    for round in range(checkpoint_every, rounds, checkpoint_every):
+        folder_of = keys.checkpoint_dir(round, 0, who(0).incarnation)
+        swept = StoredObject(key=f"{folder_of}weights.safetensors", size_bytes=500, sha256="0")
+        manifest = filled(CheckpointManifest, round=round, writer=who(0), weights=swept, outer=None)
+        store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
+    layout = Layout(model())
+    save_checkpoint(
+        store,
+        who(0),
+        layout,
+        round=rounds,
+        weights=layout.read(),
+        base_rounds=(rounds,),
+        outer=OuterOptimizer.of(group.document.settings, layout.numel),
+        totals=Totals(committed=rounds, tokens=100 * replicas * rounds),
+        wall_s=0.0,
+    )
+
+
+def time_inspect(store: CountingStore) -> float:
+    began_s = time.monotonic()
+    picture = inspect(store, once=True)
+    assert picture.newest is not None
+    return time.monotonic() - began_s
+
+
+def time_join(store: CountingStore, rounds: int) -> float:
+    trained = model()
+    began_s = time.monotonic()
+    with join(
+        store.uri,
+        model=trained,
+        inner_optimizer=torch.optim.SGD(trained.parameters(), lr=0.1),
+        replica=0,
+        store=store,
+    ) as group:
+        seconds = time.monotonic() - began_s
+        assert group.round == rounds + 1, group.round
+    return seconds
+
+
+def time_import(folder: Path, var: str) -> tuple[float, float]:
+    """The seconds of an import, and those of its CPU time, which other work delays less."""
+    os.environ |= {
+        "ARCHIPELAGO_VAR": var,
+        "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(folder.parent),
+        "DJANGO_SETTINGS_MODULE": "dashboard.settings",
+    }
+    import django
+
+    django.setup()
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+
+    from runs.restore.import_run import import_run
+
+    call_command("migrate", verbosity=0)
+    owner, _ = User.objects.get_or_create(username="bench", is_superuser=True)
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    import_run(folder.as_uri(), owner=owner)
+    return time.monotonic() - began_s, time.process_time() - cpu_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument("--import-rounds", type=int, default=1_000, help="0: no import")
+    given = parser.parse_args()
+    print("| rounds | what | seconds | GET | LIST |\n| ---: | --- | ---: | ---: | ---: |")
+    shape = {"replicas": given.replicas, "checkpoint_every": given.checkpoint_every}
+    with tempfile.TemporaryDirectory() as root:
+        build(Path(root).resolve() / "short", rounds=20, **shape)
+        time_join(CountingStore(Path(root).resolve() / "short"), 20)  # imports
+        folder = Path(root).resolve() / "runs" / "long"
+        build(folder, rounds=given.rounds, **shape)
+        for name in ("inspect", "join"):
+            store = CountingStore(folder)
+            took_s = time_inspect(store) if name == "inspect" else time_join(store, given.rounds)
+            reads = store.reads
+            print(
+                f"| {given.rounds:,} | {name} | {took_s:.2f} | {reads['GET']} | {reads['LIST']} |"
+            )
+        if given.import_rounds:
+            folder = Path(root).resolve() / "runs" / "imported"
+            build(folder, rounds=given.import_rounds, **shape)
+            took_s, cpu_s = time_import(folder, f"{root}/var")
+            print(f"| {given.import_rounds:,} | import | {took_s:.2f} ({cpu_s:.2f} CPU) | | |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
