@@ -1,14 +1,14 @@
-# Everything a person does with the repository. Each target sets up what it needs by itself; the
-# second time that takes no time.
+# The commands of this repository. Each target first sets up what it needs, which is immediate the
+# second time.
 
-# The first Python that is new enough; without any, the set-up says what is missing.
+# The first Python that is new enough. Without one, the set-up prints what is missing.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; \
 	done)
-# Python starts in half the time when it keeps compiled modules.
+# With compiled modules Python starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.venv/pycache
-# Tests write and sync thousands of small files: in memory, where there are 6 GB to spare.
+# Tests write and sync thousands of small files: use memory if 6 GB are free there.
 TEST_TMPDIR := $(shell test -w /dev/shm \
 	&& test "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 6000000 \
 	&& echo /dev/shm || echo $${TMPDIR:-/tmp})
@@ -20,31 +20,42 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-mixed run test test-postgres check bench lock static clean python setup-run setup-dev
+.PHONY: help demo demo-mixed run test test-slow test-postgres check bench lock static clean
+.PHONY: python setup-run setup-dev
 
-help: ## say what there is
+help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
 
 DEMO_OPTIONS = $(if $(EXIT),--exit) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-demo: setup-run ## start everything, train the demo run and show it; EXIT=1 ends with its result
+demo: setup-run ## start the server and train the demo run; EXIT=1 exits with its result
 	@exec $(MANAGE) demo $(DEMO_OPTIONS)
 
-# One thread each: six replicas share this machine.
-demo-mixed: setup-dev ## a run on five backends at once, four of them emulated here; EXIT=1 as above
-	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.emulators.together --state var/emulators \
+# One thread per process: six replicas share this machine.
+demo-mixed: setup-dev ## a run on five backends at once, four of them emulated; EXIT=1 as above
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.emulators.compose --state var/emulators \
 		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(DEMO_OPTIONS)
 
-run: setup-run ## start everything without a demo run
+run: setup-run ## start the server without a demo run
 	@exec $(MANAGE) serve
 
-test: python ## all tests, browser tests included; ARGS='-k name' is passed to pytest
-	@$(PYTHON) $(SETUP) dev --browser
-	@TMPDIR=$(TEST_TMPDIR) exec $(BIN)/python -m pytest $(ARGS)
+# One worker process more than cores; ARGS='-n 0' runs all tests in one process.
+PYTEST := $(BIN)/python -m pytest -n auto
 
-test-postgres: python ## every test that has a database once more, on PostgreSQL; ARGS as above
+# Only these files have to be collected for the slow tests.
+SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow\b' tests)
+
+test: python ## all tests but the slow ones; ARGS='-k name' is passed to pytest
 	@$(PYTHON) $(SETUP) dev --browser
-	@TMPDIR=$(TEST_TMPDIR) ARCHIPELAGO_TEST_DATABASE=postgresql exec $(BIN)/python -m pytest $(ARGS)
+	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: python ## the slow tests: whole servers, demos, examples, a crawl of the API; ARGS as above
+	@$(PYTHON) $(SETUP) dev --browser
+	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) -m slow $(SLOW) $(ARGS)
+
+test-postgres: python ## all tests that use a database, on PostgreSQL; ARGS as above
+	@$(PYTHON) $(SETUP) dev --browser
+	@TMPDIR=$(TEST_TMPDIR) ARCHIPELAGO_TEST_DATABASE=postgresql exec $(PYTEST) $(ARGS)
 
 check: setup-dev ## format, lint, types, import contracts, docs, migrations
 	$(BIN)/ruff format --check
@@ -52,12 +63,14 @@ check: setup-dev ## format, lint, types, import contracts, docs, migrations
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python scripts/settings_reference.py --check
+	$(BIN)/python scripts/check_language.py
 	$(MANAGE) makemigrations --check --dry-run
 
-bench: setup-run ## print the tables of bench/
+bench: setup-run ## run every benchmark in bench/ and print its tables
 	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-lock: setup-dev ## refresh the pinned versions in requirements/ (ARGS=--upgrade for newer ones)
+lock: setup-dev ## update requirements/ from pyproject.toml; ARGS=--upgrade takes newer versions
 	$(LOCK) $(ARGS) pyproject.toml requirements/torch-deps.in --extra server --group dev \
 		-o requirements/dev.txt
 	$(LOCK) pyproject.toml requirements/torch-deps.in --extra server \
@@ -67,10 +80,10 @@ lock: setup-dev ## refresh the pinned versions in requirements/ (ARGS=--upgrade 
 		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt
 
-static: setup-dev ## make static/dist/app.js, the script of the pages, of static/js
+static: setup-dev ## build static/dist/app.js from static/js
 	$(BIN)/python scripts/static_bundle.py
 
-clean: ## remove .venv, caches and build products; var/ is kept
+clean: ## remove .venv, caches and build products; keep var/
 	rm -rf .venv build dist *.egg-info test-artifacts
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './var/*' -prune -exec rm -rf {} +

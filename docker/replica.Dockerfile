@@ -12,7 +12,7 @@ RUN useradd --system --uid 10001 --create-home replica
 WORKDIR /srv/archipelago
 
 COPY requirements/replica.txt requirements/replica.txt
-# pip's own configuration (a PIP_INDEX_URL build secret, say) decides between CPU and CUDA.
+# pip's own configuration (e.g. a PIP_INDEX_URL build secret) decides between CPU and CUDA.
 RUN pip install "torch==$TORCH" -r requirements/replica.txt
 
 COPY diloco diloco

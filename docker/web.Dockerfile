@@ -26,7 +26,7 @@ COPY runs runs
 COPY dashboard dashboard
 COPY templates templates
 COPY static static
-# The server sends the compressed files to whoever takes them.
+# The server sends the compressed files to clients that accept them.
 RUN python -m whitenoise.compress --quiet static
 
 USER archipelago

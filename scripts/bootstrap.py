@@ -1,13 +1,13 @@
-"""Make ``.venv`` and put into it what a target needs: ``bootstrap.py run|dev [--browser]``.
+"""Create ``.venv`` and install the packages of a target: ``bootstrap.py run|dev [--browser]``.
 
-Standard library only, because it runs before anything is installed. Everything but torch is
-installed by uv from a lock file in ``requirements/`` (by pip where uv cannot: uv ignores pip's own
-configuration). torch is installed by pip, whose configuration may name a place with a CPU build.
-A stamp (lock file, Python, torch's version) makes the second start immediate. From npm come the
-Azure server of the tests and what makes the script of the pages; Node comes from a wheel.
+It uses only the standard library, because it runs before anything is installed. uv installs
+everything except torch from a lock file in ``requirements/``; pip does it if uv fails, because uv
+ignores pip's configuration. pip installs torch, because its configuration can name an index with a
+CPU build. A stamp (lock file, Python and torch version) makes the second run immediate. npm, with
+Node from a wheel, installs the Azure emulator of the tests and the bundler of the page scripts.
 
-Whatever goes wrong is one line and an exit code: 1 for what a person can mend, 130 for Ctrl-C.
-Left out: anything outside ``.venv``, except the browser of the tests (``--browser``).
+Every failure is one line and an exit code: 1 for an error, 130 for Ctrl-C. It changes nothing
+outside ``.venv``, except that ``--browser`` can install a browser for the tests.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OLDEST = (3, 11)
 UV = "uv==0.13.8"
 TORCH = "2.13.0"
 TORCH_RANGE = ((2, 6), (2, 14))
-"""What the library supports, as in pyproject.toml: from, and before."""
+"""The range that pyproject.toml supports: from the first version, below the second."""
 
 FREE_BYTES = {"run": 1_600_000_000, "dev": 3_000_000_000}
 CUDA_BYTES = 8_000_000_000
 
-# What package tools say when ... -> what a person should read.
+# Texts in the output of package tools -> the cause that is printed.
 _CAUSES = (
     (("No space left on device", "os error 28", "Errno 28"), "the disk is full"),
     (
@@ -57,22 +57,22 @@ _CAUSES = (
         "the package index cannot be reached",
     ),
     (("Permission denied", "Read-only file system"), "a file cannot be written"),
-    (("No matching distribution", "No solution found"), "a package is not to be had"),
+    (("No matching distribution", "No solution found"), "a package is not available"),
 )
 
 
 class Stop(Exception):
-    """Ends the set-up with one line."""
+    """Stop the set-up and print one line."""
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
 def run(
     command: list[str], *, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run, keep what it said in the log, and give it back."""
+    """Run a command, append its output to the log file, and return it."""
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -83,17 +83,17 @@ def run(
         text=True,
         errors="replace",
     )
-    with contextlib.suppress(OSError), LOG.open("a") as log:
-        log.write(f"$ {' '.join(command)}\n{done.stdout}\n")
+    with contextlib.suppress(OSError), LOG.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n{done.stdout}\n")
     return done
 
 
-def why(said: str) -> str:
+def cause_of(output: str) -> str:
     for signs, cause in _CAUSES:
-        if any(sign in said for sign in signs):
-            return f"{cause} (all of it in {LOG})"
-    last = (said.strip().splitlines() or ["it said nothing"])[-1]
-    return f"{last} (all of it in {LOG})"
+        if any(sign in output for sign in signs):
+            return f"{cause} (see {LOG})"
+    last = (output.strip().splitlines() or ["no output"])[-1]
+    return f"{last} (see {LOG})"
 
 
 def check_machine(target: str) -> None:
@@ -125,14 +125,14 @@ def make_venv() -> None:
         code = "import sys; sys.exit(sys.version_info < (3, 11))"
         if run([str(PYTHON), "-c", code]).returncode == 0:
             return
-    say("making .venv")
+    log("creating .venv")
     done = run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     if done.returncode != 0:
-        raise Stop(f"cannot make .venv: {why(done.stdout)}")
+        raise Stop(f"cannot create .venv: {cause_of(done.stdout)}")
 
 
 def uv() -> str | None:
-    """The path of the pinned uv in ``.venv``; None where there is none for this machine."""
+    """Install the pinned uv; return its path, or None if it is not available for this machine."""
     path = VENV / "bin" / "uv"
     if run([str(PYTHON), "-m", "pip", "install", "--quiet", "--retries", "2", UV]).returncode == 0:
         return str(path)
@@ -140,9 +140,9 @@ def uv() -> str | None:
 
 
 def install_lock(target: str, uv_path: str | None) -> None:
-    """All that the lock names and nothing else: what asks for torch must not bring it along."""
+    """Install the packages of the lock without their dependencies, which include torch."""
     lock = f"requirements/{target}.txt"
-    say(f"installing what {lock} pins")
+    log(f"installing {lock}")
     wanted = ["--no-deps", "-r", lock]
     if (
         uv_path
@@ -151,11 +151,11 @@ def install_lock(target: str, uv_path: str | None) -> None:
         return
     done = run([str(PYTHON), "-m", "pip", "install", "--retries", "2", *wanted])
     if done.returncode != 0:
-        raise Stop(f"cannot install {lock}: {why(done.stdout)}")
+        raise Stop(f"cannot install {lock}: {cause_of(done.stdout)}")
 
 
 def importable_torch() -> str | None:
-    """The version of a torch in ``.venv`` that the library supports."""
+    """The version of torch in ``.venv``, if the library supports it."""
     done = run([str(PYTHON), "-c", "import torch; print(torch.__version__)"])
     if done.returncode != 0:
         return None
@@ -165,7 +165,7 @@ def importable_torch() -> str | None:
 
 
 def pip_would_install(requirement: str) -> str | None:
-    """The version pip would take, by its own configuration, without taking it."""
+    """The version that pip would install with its configuration (a dry run)."""
     report = VENV / "torch-report.json"
     done = run(
         [
@@ -181,10 +181,10 @@ def pip_would_install(requirement: str) -> str | None:
 
 
 def install_torch(uv_path: str | None) -> None:
-    """Keep a torch that is there; else a CPU build; else, after a warning, whatever pip finds."""
+    """Keep a supported torch, else install a CPU build, else warn and install pip's choice."""
     kept = importable_torch()
     if kept:
-        say(f"keeping torch {kept}")
+        log(f"keeping torch {kept}")
         return
     requirement = f"torch=={TORCH}"
     version = pip_would_install(requirement)
@@ -194,9 +194,9 @@ def install_torch(uv_path: str | None) -> None:
         version.endswith("+cpu") or not sys.platform.startswith("linux")
     )
     if small:
-        say(f"installing torch {version}")
+        log(f"installing torch {version}")
     else:
-        say("looking for a CPU build of torch")
+        log("looking for a CPU build of torch")
         command = ["pip", "install", "--python", str(PYTHON), "--torch-backend=cpu", requirement]
         if uv_path and run([uv_path, *command]).returncode == 0:
             return
@@ -206,10 +206,10 @@ def install_torch(uv_path: str | None) -> None:
                 f"the disk is full: torch with CUDA takes {CUDA_BYTES / 1e9:.0f} GB, "
                 f"found {free / 1e9:.1f} GB free in {ROOT}"
             )
-        say("no CPU build of torch is to be had here: about 3 GB with CUDA are coming")
+        log("no CPU build of torch is available: downloading about 3 GB with CUDA")
     done = run(pip)
     if done.returncode != 0:
-        raise Stop(f"cannot install {requirement}: {why(done.stdout)}")
+        raise Stop(f"cannot install {requirement}: {cause_of(done.stdout)}")
 
 
 def find_browser() -> str | None:
@@ -218,34 +218,35 @@ def find_browser() -> str | None:
 
 
 def provide_browser() -> None:
-    """A Chromium for the browser tests: found, else downloaded, else by apt-get when root."""
+    """Find a Chromium for the browser tests, else download one, else install it as root."""
     if find_browser():
         return
-    say("looking for a Chromium: Playwright's own download")
+    log("downloading Chromium with Playwright")
     run([str(PYTHON), "-m", "playwright", "install", "chromium"])
     if find_browser():
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        say("installing Debian's chromium")
+        log("installing Debian's chromium-headless-shell")
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+        package = "chromium-headless-shell"
+        install = ["apt-get", "install", "-y", "--no-install-recommends", package]
         if run(install, env=quiet).returncode != 0:
             run(["apt-get", "update"], env=quiet)
             run(install, env=quiet)
         if find_browser():
             return
     if os.environ.get("CI"):
-        raise Stop(f"no Chromium is to be had, and CI must run the browser tests (see {LOG})")
-    say("no Chromium is to be had here: the browser tests will be skipped")
+        raise Stop(f"no Chromium is available, and CI must run the browser tests (see {LOG})")
+    log("no Chromium is available: the browser tests will be skipped")
 
 
 def provide_from_npm(name: str, *, needed: str, without: str) -> None:
-    """What ``requirements/<name>/`` pins, into ``.venv/<name>``, by the npm of the wheel's Node."""
+    """Install ``requirements/<name>/package-lock.json`` into ``.venv/<name>`` with npm."""
     pins, home = ROOT / "requirements" / name, VENV / name
     lock, stamp = (pins / "package-lock.json").read_text(), home / "stamp"
     if stamp.exists() and stamp.read_text() == lock:
         return
-    say(f"installing what requirements/{name}/package-lock.json pins")
+    log(f"installing requirements/{name}/package-lock.json")
     home.mkdir(exist_ok=True)
     for file in ("package.json", "package-lock.json"):
         shutil.copy(pins / file, home / file)
@@ -255,25 +256,25 @@ def provide_from_npm(name: str, *, needed: str, without: str) -> None:
     if done.returncode == 0:
         stamp.write_text(lock)
     elif os.environ.get("CI"):
-        raise Stop(f"cannot install {name}, and CI must {needed}: {why(done.stdout)}")
+        raise Stop(f"cannot install {name}, and CI must {needed}: {cause_of(done.stdout)}")
     else:
-        say(f"{name} cannot be had here: {without}")
+        log(f"{name} is not available: {without}")
 
 
 def provide_azurite() -> None:
-    """The Azure server of the tests."""
+    """Install the Azure emulator of the tests."""
     provide_from_npm(
         "azurite",
         needed="run the Azure tests",
-        without="the tests against an Azure server will be skipped",
+        without="the tests that use the Azure emulator will be skipped",
     )
 
 
 def provide_bundler() -> None:
-    """What ``make static`` makes the script of the pages with."""
+    """Install the tools of ``make static``."""
     provide_from_npm(
         "bundler",
-        needed="make the bundle of static/js again",
+        needed="rebuild the bundle of static/js",
         without="`make static` will not work",
     )
 
@@ -281,9 +282,9 @@ def provide_bundler() -> None:
 def prepare(target: str, *, browser: bool) -> None:
     check_machine(target)
     stamp, stamp_file = stamp_of(target), VENV / f"stamp-{target}"
-    # Two set-ups at once take turns. The lock is on a file that is there before .venv is.
-    with (ROOT / "pyproject.toml").open() as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
+    # Two set-ups take turns. The locked file exists before .venv does.
+    with (ROOT / "pyproject.toml").open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         if not (PYTHON.exists() and stamp_file.exists() and stamp_file.read_text() == stamp):
             make_venv()
             uv_path = uv()
@@ -298,12 +299,12 @@ def prepare(target: str, *, browser: bool) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make .venv and install what a target needs.")
+    parser = argparse.ArgumentParser(description="Create .venv and install a target's packages.")
     parser.add_argument("target", choices=("run", "dev"))
-    parser.add_argument("--browser", action="store_true", help="a Chromium for the tests as well")
-    given = parser.parse_args()
+    parser.add_argument("--browser", action="store_true", help="also provide a Chromium")
+    options = parser.parse_args()
     try:
-        prepare(given.target, browser=given.browser)
+        prepare(options.target, browser=options.browser)
     except Stop as stop:
         print(f"setup: {stop}", file=sys.stderr)
         return 1

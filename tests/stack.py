@@ -1,13 +1,18 @@
-"""The whole server for end-to-end and browser tests: ``manage.py serve`` in a folder of its own.
+"""The whole server for end-to-end and browser tests: ``manage.py serve`` with its own state folder.
 
-Nothing is simulated: a real broker, Celery worker, beat and uvicorn on a file database, as a person
-starts them. Three users are there, one per role, each with :data:`PASSWORD`.
+Nothing is simulated: a real broker, Celery workers, beat and uvicorn, started as an operator starts
+them. The database begins as a copy of a migrated one. There are three users, one for each role, all
+with :data:`PASSWORD`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import shutil
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -18,8 +23,10 @@ from dashboard.server import broker
 from tests.django_process import REPOSITORY, DjangoProcess
 from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until
+from tests.session_folder import session_folder
 
 PASSWORD = "correct-horse-battery"
+SQLITE = "archipelago.sqlite3"
 USERS = ("viewer", "operator", "admin")
 
 MAKE_USERS = f"""
@@ -41,38 +48,67 @@ class LiveStack:
     process: DjangoProcess
 
     def python(self, code: str) -> str:
-        """What ``code`` prints in the server's own Django: another process on the same state."""
+        """Run ``code`` in another Django process on the same state; return what it prints."""
         return self.process.run(code)
 
-    def said(self) -> str:
-        """What the supervisor has printed."""
+    def output(self) -> str:
+        """The supervisor's output."""
         return (self.var / "serve.log").read_text(errors="replace")
 
     def log(self, name: str) -> str:
-        """What a service has logged: broker, worker, beat or web."""
+        """The log of a service: broker, worker, beat or web."""
         path = self.var / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-def stack_env(var: Path) -> dict[str, str]:
-    """This environment less what would lead the server to another database or broker."""
+def stack_env(var: Path, *, migrated: bool = False) -> dict[str, str]:
+    """The environment of a server with the state folder ``var`` and a new database.
+
+    The database is empty, or with ``migrated`` the copy of a migrated one.
+    """
+    name = f"stack-{uuid.uuid4().hex}"
+    url = stack_database(name, template=_migrated_database() if migrated else None)
+    if migrated and url is None:
+        var.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_migrated_database(), var / SQLITE)
+    return _environment(var, url)
+
+
+def _environment(var: Path, database_url: str | None) -> dict[str, str]:
+    """This environment without the variables that lead to another database or broker."""
     dropped = ("REDIS_URL", "DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "DJANGO_SETTINGS_MODULE")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    url = stack_database(f"stack-{uuid.uuid4().hex}")
-    return {**kept, "ARCHIPELAGO_VAR": str(var), **({"DATABASE_URL": url} if url else {})}
+    database = {"DATABASE_URL": database_url} if database_url else {}
+    return {**kept, "ARCHIPELAGO_VAR": str(var), **database}
+
+
+@functools.cache
+def _migrated_database() -> str:
+    """The name of a migrated PostgreSQL database, or the path of a migrated SQLite file."""
+    var = session_folder()
+    atexit.register(shutil.rmtree, var, ignore_errors=True)
+    name = f"migrated-{uuid.uuid4().hex}"
+    url = stack_database(name)
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        cwd=REPOSITORY,
+        env=_environment(var, url),
+        check=True,
+    )
+    return name if url else str(var / SQLITE)
 
 
 @contextlib.contextmanager
 def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
     (port,) = free_ports(1)
-    env = {**stack_env(var), **more_env}
+    env = {**stack_env(var, migrated=True), **more_env}
     log = var / "serve.log"
     command = [sys.executable, "manage.py", "serve", "--port", str(port)]
     with child(command, log=log, env=env, cwd=REPOSITORY) as process:
         wait_until(
             lambda: log.exists() and "serving http" in log.read_text(),
             "the server did not start",
-            timeout_s=900,  # the server itself ends when a part of it is stuck
+            timeout_s=1800,  # the server itself exits when one of its processes is stuck
             process=process,
             log=log,
         )

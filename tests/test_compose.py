@@ -1,5 +1,7 @@
-"""No engine runs here, so the compose file is checked as text: against the Compose schema, and
-against what the rest of the repository says."""
+"""``docker-compose.yml`` follows the Compose schema and agrees with the rest of the repository.
+
+No container engine is available, so the file is checked as text.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from dashboard.server import commands
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = ROOT / "docker-compose.yml"
 ONE_OFF = ("migrate", "bucket")
-"""Services that end by themselves before the others start."""
+"""Services that exit before the others start."""
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
-    return found
+    document: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return document
 
 
 def test_it_follows_the_compose_schema() -> None:
@@ -49,19 +51,19 @@ def test_it_follows_the_compose_schema() -> None:
         ("beat", commands.beat()),
     ],
 )
-def test_a_service_runs_what_the_supervisor_runs(
+def test_a_service_runs_the_supervisors_command(
     services: dict[str, dict[str, Any]], name: str, command: list[str]
 ) -> None:
     assert shlex.split(services[name]["command"]) == command
 
 
-def test_the_image_alone_serves_as_the_service_does() -> None:
+def test_the_image_runs_the_web_services_command() -> None:
     text = (ROOT / "docker" / "web.Dockerfile").read_text().replace("\\\n", "")
-    (given,) = re.findall(r"^CMD \[(.*)\]$", text, re.MULTILINE)
-    assert re.findall(r'"([^"]*)"', given) == commands.web(host="0.0.0.0", port=8000)
+    (arguments,) = re.findall(r"^CMD \[(.*)\]$", text, re.MULTILINE)
+    assert re.findall(r'"([^"]*)"', arguments) == commands.web(host="0.0.0.0", port=8000)
 
 
-def test_every_service_is_there_and_waits_for_what_it_needs(
+def test_every_service_exists_and_waits_for_its_dependencies(
     services: dict[str, dict[str, Any]],
 ) -> None:
     started = {"web", "control", "ingest", "worker", "beat"}
@@ -80,7 +82,7 @@ def variables_of_the_example() -> set[str]:
     return set(re.findall(r"^#?([A-Z0-9_]+)=", text, re.MULTILINE))
 
 
-def test_no_secret_is_written_down_and_each_is_in_the_example() -> None:
+def test_secrets_come_from_variables_of_the_example() -> None:
     text = COMPOSE.read_text()
     assert set(re.findall(r"\$\{([A-Z0-9_]+)", text)) <= variables_of_the_example()
     for name in re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET_KEY))([^}]*)", text):
@@ -88,7 +90,7 @@ def test_no_secret_is_written_down_and_each_is_in_the_example() -> None:
 
 
 @pytest.mark.parametrize("dockerfile", ["web", "replica"])
-def test_an_image_copies_what_exists_and_is_let_into_the_build(dockerfile: str) -> None:
+def test_an_image_copies_existing_files_that_dockerignore_allows(dockerfile: str) -> None:
     allowed = (ROOT / ".dockerignore").read_text().split()
     text = (ROOT / "docker" / f"{dockerfile}.Dockerfile").read_text()
     for source in re.findall(r"^COPY (\S+) ", text, re.MULTILINE):
@@ -103,7 +105,7 @@ def test_every_variable_of_the_env_file_reaches_the_service(
     assert services[name]["env_file"] == [".env"]
 
 
-def test_files_that_variables_name_are_in_a_folder_that_web_and_worker_see(
+def test_files_that_variables_name_are_in_the_mounted_folder(
     services: dict[str, dict[str, Any]],
 ) -> None:
     text = (ROOT / "docker" / "env.example").read_text()
@@ -114,7 +116,7 @@ def test_files_that_variables_name_are_in_a_folder_that_web_and_worker_see(
         assert "./docker/config:/etc/archipelago:ro" in services[name]["volumes"]
 
 
-def test_plain_http_is_published_on_this_machine_alone(
+def test_plain_http_is_published_on_the_loopback_only(
     services: dict[str, dict[str, Any]],
 ) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
@@ -127,7 +129,9 @@ def test_the_worker_that_runs_local_replicas_has_torch(
     assert services["worker"]["build"]["args"]["TORCH"] == "${WORKER_TORCH-2.13.0}"
 
 
-def test_the_environment_an_app_gets_is_read_by_it(services: dict[str, dict[str, Any]]) -> None:
+def test_settings_read_every_variable_of_the_web_service(
+    services: dict[str, dict[str, Any]],
+) -> None:
     settings = (ROOT / "dashboard" / "settings.py").read_text()
     for name in services["web"]["environment"]:
         assert name.startswith("AWS_") or f'"{name}"' in settings, name

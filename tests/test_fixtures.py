@@ -1,4 +1,4 @@
-"""That the servers other tests rely on are what they say."""
+"""The servers that other tests use behave as expected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 
-def test_s3_keeps_what_it_is_given_and_creates_once(s3_uri: str) -> None:
+def test_s3_stores_objects_and_supports_conditional_create(s3_uri: str) -> None:
     file_system, path = fsspec.core.url_to_fs(
         f"{s3_uri}/key", skip_instance_cache=True, use_listings_cache=False
     )
@@ -31,7 +31,8 @@ def test_s3_checks_signatures(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> N
         file_system.pipe_file(path, b"x")
 
 
-def test_the_live_stack_answers_and_has_its_users(live_stack: LiveStack) -> None:
+@pytest.mark.slow(minutes=1)
+def test_the_live_stack_responds_and_has_its_users(live_stack: LiveStack) -> None:
     with urllib.request.urlopen(live_stack.url) as answer:
         assert answer.url.startswith(f"{live_stack.url}login")
     names = live_stack.python(

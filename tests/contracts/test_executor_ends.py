@@ -1,4 +1,4 @@
-"""How jobs end, and what is said of it: exit codes and causes."""
+"""Ends of jobs: exit codes and causes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from executors.base import Cause, JobState
-from tests.executors.worlds import (
+from tests.executors.harnesses import (
     LIMIT_S,
-    World,
+    Harness,
     end_of,
-    every_world,
+    every_harness,
     is_gone,
     launch,
     number_in,
@@ -22,40 +22,40 @@ from tests.executors.worlds import (
 pytestmark = pytest.mark.processes
 
 
-@every_world()
-def test_a_clean_end_is_done(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_exit_code_0_is_done(harness: Harness) -> None:
+    executor = harness.executor()
     status = end_of(executor, launch(executor, "exit", 0))
     assert (status.cause, status.exit_code) == (Cause.DONE, 0)
 
 
-@every_world()
+@every_harness()
 @pytest.mark.parametrize("code", [1, 78])
-def test_an_error_is_one(world: World, code: int) -> None:
-    executor = world.executor()
+def test_nonzero_exit_code_is_an_error(harness: Harness, code: int) -> None:
+    executor = harness.executor()
     status = end_of(executor, launch(executor, "exit", code, "the reason"))
     assert status.cause is Cause.ERROR
     assert status.message
 
 
-@every_world("exit_code")
+@every_harness("exit_code")
 @pytest.mark.parametrize("code", [1, 75, 78])
-def test_an_error_carries_its_exit_code(world: World, code: int) -> None:
-    executor = world.executor()
+def test_error_has_its_exit_code(harness: Harness, code: int) -> None:
+    executor = harness.executor()
     assert end_of(executor, launch(executor, "exit", code)).exit_code == code
 
 
-@every_world()
-def test_a_missing_module_is_an_error(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_missing_module_is_an_error(harness: Harness) -> None:
+    executor = harness.executor()
     (handle,) = executor.launch_replicas(1, "no_such_module_at_all")
     assert end_of(executor, handle).cause is Cause.ERROR
     assert any("no_such_module_at_all" in line.text for line in executor.logs(handle))
 
 
-@every_world()
-def test_cancel_ends_it_and_cancel_again_is_no_error(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_cancel_ends_a_job_and_is_idempotent(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     pid = number_in(tmp_path / "up")
     executor.cancel([handle])
@@ -66,33 +66,31 @@ def test_cancel_ends_it_and_cancel_again_is_no_error(world: World, tmp_path: Pat
     assert end_of(executor, handle) == status
 
 
-@every_world("cancel_is_told")
-def test_a_cancelled_job_is_cancelled(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("cancel_has_cause")
+def test_cause_of_a_cancelled_job(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     executor.cancel([handle])
     assert end_of(executor, handle).cause is Cause.CANCELLED
 
 
-@every_world()
-def test_many_are_cancelled_and_the_dead_among_them_do_not_matter(
-    world: World, tmp_path: Path
-) -> None:
-    executor = world.executor()
-    over = launch(executor, "exit", 0, key="run-0-1")
-    end_of(executor, over)
-    living = [launch(executor, "wait", tmp_path / f"{n}", key=f"run-{n}-1") for n in (1, 2)]
+@every_harness()
+def test_cancel_of_many_ignores_ended_jobs(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
+    ended = launch(executor, "exit", 0, key="run-0-1")
+    end_of(executor, ended)
+    running = [launch(executor, "wait", tmp_path / f"{n}", key=f"run-{n}-1") for n in (1, 2)]
     pids = [number_in(tmp_path / f"{n}") for n in (1, 2)]
-    executor.cancel([over, *living])
-    assert all(s.state is JobState.ENDED for s in executor.collect([over, *living], LIMIT_S))
-    assert end_of(executor, over).cause is Cause.DONE
+    executor.cancel([ended, *running])
+    assert all(s.state is JobState.ENDED for s in executor.collect([ended, *running], LIMIT_S))
+    assert end_of(executor, ended).cause is Cause.DONE
     wait_for(lambda: all(is_gone(pid) for pid in pids), "both processes to end")
 
 
-@every_world()
-def test_one_that_is_deaf_to_sigterm_ends_too(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_job_that_ignores_sigterm_is_killed(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "deaf", tmp_path / "up")
     pid = number_in(tmp_path / "up")
     executor.cancel([handle])
@@ -100,9 +98,9 @@ def test_one_that_is_deaf_to_sigterm_ends_too(world: World, tmp_path: Path) -> N
     wait_for(lambda: is_gone(pid), "the process to end")
 
 
-@every_world("deadline")
-def test_its_deadline_ends_it(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("deadline")
+def test_deadline_ends_a_job(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up", timeout_s=4)
     number_in(tmp_path / "up")
     (status,) = executor.poll([handle])
@@ -113,17 +111,17 @@ def test_its_deadline_ends_it(world: World, tmp_path: Path) -> None:
     assert status.cause is Cause.DEADLINE, status
 
 
-@every_world("deadline")
-def test_one_that_ends_before_its_deadline_is_done(world: World) -> None:
-    executor = world.executor()
+@every_harness("deadline")
+def test_job_that_ends_before_its_deadline_is_done(harness: Harness) -> None:
+    executor = harness.executor()
     status = end_of(executor, launch(executor, "exit", 0, timeout_s=60))
     assert status.cause is Cause.DONE
 
 
-@every_world("deadline")
-def test_without_a_deadline_it_gets_the_longest(world: World, tmp_path: Path) -> None:
-    """Never a shorter default of the backend's own, such as 30 minutes."""
-    executor = world.executor()
+@every_harness("deadline")
+def test_default_deadline_is_the_longest(harness: Harness, tmp_path: Path) -> None:
+    """Shorter defaults of backends, such as 30 minutes, are overridden."""
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     (status,) = executor.poll([handle])
@@ -137,38 +135,38 @@ def test_without_a_deadline_it_gets_the_longest(world: World, tmp_path: Path) ->
     end_of(executor, handle)
 
 
-@every_world("preempt")
-def test_a_preempted_job_is_preempted(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("preempt")
+def test_cause_of_a_preempted_job(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up", spot=executor.capabilities.spot)
     pid = number_in(tmp_path / "up")
-    world.preempt(handle)
+    harness.preempt(handle)
     status = end_of(executor, handle)
     assert status.cause is Cause.PREEMPTED, status
     wait_for(lambda: is_gone(pid), "the process to end")
 
 
-@every_world("oom")
-def test_want_of_memory_is_told(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("oom")
+def test_cause_of_a_job_that_was_out_of_memory(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
-    world.oom(handle)
+    harness.oom(handle)
     status = end_of(executor, handle)
     assert status.cause is Cause.OUT_OF_MEMORY, status
 
 
-@every_world("lose")
-def test_a_job_nobody_knows_any_more_is_lost(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("lose")
+def test_job_unknown_to_the_backend_is_lost(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     kept = launch(executor, "wait", tmp_path / "kept", key="run-0-1")
     gone = launch(executor, "wait", tmp_path / "gone", key="run-1-1")
     number_in(tmp_path / "gone")
     number_in(tmp_path / "kept")
-    world.lose(gone)
-    here, away = executor.poll([kept, gone])
-    assert here.state is JobState.RUNNING
-    assert (away.state, away.cause) == (JobState.ENDED, Cause.LOST)
+    harness.lose(gone)
+    running, lost = executor.poll([kept, gone])
+    assert running.state is JobState.RUNNING
+    assert (lost.state, lost.cause) == (JobState.ENDED, Cause.LOST)
     assert executor.live() == [kept]
     executor.cancel([gone, kept])
     end_of(executor, kept)

@@ -1,8 +1,7 @@
-"""``ensure`` of every executor: interrupted at any request and repeated, it makes one complete job.
+"""Launching is idempotent: interrupted at any request and repeated, it creates one complete job.
 
-Each request that one undisturbed ``ensure`` sends is a boundary, at which the service refuses, the
-answer is lost, or the caller is killed before or after the request. A caller that continues in
-another process is a new executor.
+At each request of a launch the service refuses, the response is lost, or the caller is killed
+before or after the request. A caller that continues in another process is a new executor.
 """
 
 from __future__ import annotations
@@ -13,50 +12,56 @@ import pytest
 
 from executors.base import ExecutorError, JobState, ReplicaHandle
 from tests.emulators.interruptions import Interruption
-from tests.executors.worlds import World, end_of, every_world, launch, wait_for
+from tests.executors.harnesses import Harness, end_of, every_harness, launch, wait_for
 
 pytestmark = pytest.mark.processes
 
 SECRET = {"TOKEN": "s3cr3t-81d0"}
 
 
-def ensure(world: World, key: str, folder: Path) -> ReplicaHandle:
-    """By a process of its own; the job leaves a line in a file of its own for each start."""
-    return launch(world.executor(), "count", folder / key, key=key, secrets=SECRET)
+def wait_for_start(folder: Path, key: str) -> None:
+    """Wait until the job of ``key`` has written its line, not only created its file."""
+    path = folder / key
+    wait_for(lambda: path.exists() and path.read_text() != "", f"{key} to start")
 
 
-def interrupted(world: World, how: Interruption, folder: Path) -> list[str]:
-    """Keys of launches, each interrupted at another request, until none is left."""
+def ensure(harness: Harness, key: str, folder: Path) -> ReplicaHandle:
+    """Launch with a new executor. The job appends a line to the file ``key`` at each start."""
+    return launch(harness.executor(), "count", folder / key, key=key, secrets=SECRET)
+
+
+def interrupted(harness: Harness, how: Interruption, folder: Path) -> list[str]:
+    """Launch once per request, each launch interrupted at another request, and return the keys."""
     keys: list[str] = []
     while True:
         at, key = len(keys), f"run-{len(keys)}-1"
-        world.interrupt(at, how)
+        harness.interrupt(at, how)
         try:
-            ensure(world, key, folder)
+            ensure(harness, key, folder)
         except ExecutorError:
-            assert world.restore() > at
+            assert harness.restore() > at
         else:
-            if world.restore() <= at:  # it ended before the interruption
-                world.executor().cancel([h] if (h := world.executor().find(key)) else [])
+            if harness.restore() <= at:  # the launch sent fewer requests
+                harness.executor().cancel([h] if (h := harness.executor().find(key)) else [])
                 return keys
         keys.append(key)
 
 
-@every_world("interrupt")
+@every_harness("interrupt")
 @pytest.mark.parametrize("how", Interruption)
-def test_interrupted_at_any_request_and_repeated_it_makes_one_complete_job(
-    world: World, how: Interruption, tmp_path: Path
+def test_interrupted_and_repeated_launch_creates_one_complete_job(
+    harness: Harness, how: Interruption, tmp_path: Path
 ) -> None:
-    keys = interrupted(world, how, tmp_path)
+    keys = interrupted(harness, how, tmp_path)
     assert keys, "expected at least one request"
     for key in keys:
-        handle = ensure(world, key, tmp_path)
-        assert ensure(world, key, tmp_path) == handle
+        handle = ensure(harness, key, tmp_path)
+        assert ensure(harness, key, tmp_path) == handle
     for key in keys:
-        wait_for((tmp_path / key).exists, f"{key} to start")
-    assert world.incomplete() == []
-    assert world.left_behind() == []
-    executor = world.executor()
+        wait_for_start(tmp_path, key)
+    assert harness.incomplete() == []
+    assert harness.left_behind() == []
+    executor = harness.executor()
     handles = [handle for key in keys if (handle := executor.find(key)) is not None]
     assert len(handles) == len(keys)
     executor.cancel(handles)
@@ -66,45 +71,45 @@ def test_interrupted_at_any_request_and_repeated_it_makes_one_complete_job(
         assert (tmp_path / key).read_text() == "started\n", f"{key} started more than once"
 
 
-@every_world("interrupt")
+@every_harness("interrupt")
 @pytest.mark.parametrize("how", [Interruption.KILLED_BEFORE, Interruption.KILLED_AFTER])
-def test_one_that_is_abandoned_at_any_request_is_found_and_ended(
-    world: World, how: Interruption, tmp_path: Path
+def test_abandoned_launch_is_found_and_ended(
+    harness: Harness, how: Interruption, tmp_path: Path
 ) -> None:
-    interrupted(world, how, tmp_path)
-    executor = world.executor()
+    interrupted(harness, how, tmp_path)
+    executor = harness.executor()
     executor.cancel(executor.live())
     wait_for(lambda: executor.live() == [], "all jobs to end")
-    wait_for(lambda: world.left_behind() == [], "objects of ended jobs to go")
+    wait_for(lambda: harness.left_behind() == [], "objects of ended jobs to go")
 
 
-@every_world()
-def test_repeated_by_many_callers_it_makes_one_job(world: World, tmp_path: Path) -> None:
-    first = ensure(world, "run-0-1", tmp_path)
-    wait_for((tmp_path / "run-0-1").exists, "the job to start")
-    assert [ensure(world, "run-0-1", tmp_path) for _ in range(2)] == [first] * 2
-    executor = world.executor()
+@every_harness()
+def test_repeated_launch_creates_one_job(harness: Harness, tmp_path: Path) -> None:
+    first = ensure(harness, "run-0-1", tmp_path)
+    wait_for_start(tmp_path, "run-0-1")
+    assert [ensure(harness, "run-0-1", tmp_path) for _ in range(2)] == [first] * 2
+    executor = harness.executor()
     assert executor.find("run-0-1") == first
     assert executor.live() == [first]
     executor.cancel([first])
     end_of(executor, first)
-    assert ensure(world, "run-0-1", tmp_path) == first
+    assert ensure(harness, "run-0-1", tmp_path) == first
     assert executor.live() == []
     assert (tmp_path / "run-0-1").read_text() == "started\n"
 
 
-@every_world()
-def test_to_find_only_reads(world: World) -> None:
-    executor = world.executor()
+@every_harness()
+def test_find_has_no_effects(harness: Harness) -> None:
+    executor = harness.executor()
     assert executor.find("run-0-1") is None
     assert executor.live() == []
 
 
-@every_world()
-def test_a_job_that_has_ended_is_left_as_it_is(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_ended_job_is_not_launched_again(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "exit", 3, secrets=SECRET)
     status = end_of(executor, handle)
-    assert launch(world.executor(), "exit", 3, secrets=SECRET) == handle
+    assert launch(harness.executor(), "exit", 3, secrets=SECRET) == handle
     assert executor.poll([handle])[0].state is JobState.ENDED
     assert end_of(executor, handle) == status

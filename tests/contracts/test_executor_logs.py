@@ -1,4 +1,4 @@
-"""What jobs print: all of it, in order, while they run, and on from where one stopped reading."""
+"""Logs of jobs: complete and in order, while a job runs, and from a position."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from executors.base import LogLine
-from tests.executors.worlds import (
+from tests.executors.harnesses import (
     LIMIT_S,
-    World,
+    Harness,
     end_of,
-    every_world,
+    every_harness,
     launch,
     number_in,
     text_of,
@@ -22,34 +22,34 @@ from tests.servers import wait_until
 pytestmark = pytest.mark.processes
 
 
-@every_world()
-def test_logs_are_whole_and_in_order(world: World) -> None:
-    executor = world.executor()
-    said = [f"line {n} äöü" for n in range(300)]
-    handle = launch(executor, "exit", 0, *said)
+@every_harness()
+def test_logs_are_complete_and_in_order(harness: Harness) -> None:
+    executor = harness.executor()
+    printed = [f"line {n} äöü" for n in range(300)]
+    handle = launch(executor, "exit", 0, *printed)
     end_of(executor, handle)
-    assert text_of(executor, handle) == said
+    assert text_of(executor, handle) == printed
 
 
-@every_world()
-def test_reading_goes_on_where_it_stopped(world: World) -> None:
-    executor = world.executor()
-    # the same text again: a position names a line, not its text
-    said = [f"line {n % 3}" for n in range(30)]
-    handle = launch(executor, "exit", 0, *said)
+@every_harness()
+def test_reading_continues_at_a_position(harness: Harness) -> None:
+    executor = harness.executor()
+    # Repeated texts: a position identifies a line, not its text.
+    printed = [f"line {n % 3}" for n in range(30)]
+    handle = launch(executor, "exit", 0, *printed)
     end_of(executor, handle)
     lines = list(executor.logs(handle))
-    assert [line.text for line in lines] == said
+    assert [line.text for line in lines] == printed
     assert len({line.position for line in lines}) == len(lines)
     for stop in (1, 7, 29, 30):
         after = lines[stop - 1].position
-        assert list(world.executor().logs(handle, after=after)) == lines[stop:]
+        assert list(harness.executor().logs(handle, after=after)) == lines[stop:]
     assert list(executor.logs(handle, after=lines[10].position, follow=True)) == lines[11:]
 
 
-@every_world("follow")
-def test_a_running_jobs_lines_are_followed_to_the_last(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("follow")
+def test_logs_of_a_running_job_are_followed_to_the_end(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "lines", tmp_path / "go on")
     lines = executor.logs(handle, follow=True)
     assert next(lines).text == "first"
@@ -57,19 +57,19 @@ def test_a_running_jobs_lines_are_followed_to_the_last(world: World, tmp_path: P
     assert [line.text for line in lines] == ["second", "no newline at the end"]
 
 
-@every_world("follow")
-def test_following_goes_on_where_it_stopped(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("follow")
+def test_following_continues_at_a_position(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "lines", tmp_path / "go on")
     (first,) = islice(executor.logs(handle, follow=True), 1)
     (tmp_path / "go on").touch()
-    rest = world.executor().logs(handle, after=first.position, follow=True)
+    rest = harness.executor().logs(handle, after=first.position, follow=True)
     assert [line.text for line in rest] == ["second", "no newline at the end"]
 
 
-@every_world()
-def test_a_running_jobs_lines_so_far_are_read_without_waiting(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_logs_of_a_running_job_are_read_without_waiting(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "lines", tmp_path / "go on")
     seen: list[LogLine] = []
 
@@ -83,9 +83,9 @@ def test_a_running_jobs_lines_so_far_are_read_without_waiting(world: World, tmp_
     end_of(executor, handle)
 
 
-@every_world()
-def test_a_silent_job_has_no_lines(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness()
+def test_job_without_output_has_no_lines(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     executor.cancel([handle])
@@ -94,11 +94,11 @@ def test_a_silent_job_has_no_lines(world: World, tmp_path: Path) -> None:
     assert list(executor.logs(handle, follow=True)) == []
 
 
-@every_world("lose")
-def test_a_lost_jobs_logs_end(world: World, tmp_path: Path) -> None:
-    executor = world.executor()
+@every_harness("lose")
+def test_logs_of_a_lost_job_end(harness: Harness, tmp_path: Path) -> None:
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
-    world.lose(handle)
+    harness.lose(handle)
     list(executor.logs(handle))
     list(executor.logs(handle, follow=True))

@@ -1,4 +1,4 @@
-"""What a service says decides whether trying again can help, whichever client hears it."""
+"""Responses of a service map to the same errors with every client."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from diloco.store.fsspec import FsspecStore
 from diloco.store.s3 import ObstoreStore
 from tests.servers import free_ports
 
-ERROR = "<Error><Code>{}</Code><Message>so it is</Message></Error>"
+ERROR = "<Error><Code>{}</Code><Message>injected</Message></Error>"
 
 
-class Answering(ThreadingHTTPServer):
-    """Answers every request with one status and body; ``None`` hangs up instead."""
+class FakeService(ThreadingHTTPServer):
+    """Sends one status and body for every request; ``None`` closes the connection."""
 
     daemon_threads = True
-    answer: tuple[int, str] | None = (200, "")
+    response: tuple[int, str] | None = (200, "")
     requests = 0
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -31,7 +31,7 @@ class Answering(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Answering
+    server: FakeService
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -39,11 +39,11 @@ class Handler(BaseHTTPRequestHandler):
     def _any(self) -> None:
         self.server.requests += 1
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.server.answer is None:
+        if self.server.response is None:
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
-        status, text = self.server.answer
+        status, text = self.server.response
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/xml")
@@ -56,8 +56,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def service() -> Iterator[Answering]:
-    with Answering(("127.0.0.1", 0), Handler) as server:
+def service() -> Iterator[FakeService]:
+    with FakeService(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -65,15 +65,18 @@ def service() -> Iterator[Answering]:
         thread.join()
 
 
-def lead_to(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Every client asks at ``url``, with credentials, and does not try again for long."""
+def point_clients_to(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Configure all clients with ``url``, with credentials, and with few retries."""
+    azure = f"DefaultEndpointsProtocol=http;AccountName=a;AccountKey=eA==;BlobEndpoint={url}/a;"
     for name, value in {
-        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_MAX_ATTEMPTS": "1", "STORAGE_EMULATOR_HOST": url,
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_MAX_ATTEMPTS": "1",
+        "STORAGE_EMULATOR_HOST": url,
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "AZURE_STORAGE_CONNECTION_STRING": "DefaultEndpointsProtocol=http;AccountName=a;"
-        f"AccountKey=eA==;BlobEndpoint={url}/a;",
-    }.items():  # fmt: skip
+        "AZURE_STORAGE_CONNECTION_STRING": azure,
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(s3, "RETRIES", 0)
     monkeypatch.setattr(fsspec, "AZURE_RETRIES", 0)
@@ -98,15 +101,15 @@ def client(request: pytest.FixtureRequest) -> Callable[[], Store]:
     ("status", "code"),
     [(500, "InternalError"), (503, "SlowDown"), (503, "ServerBusy"), (429, "SlowDown")],
 )
-def test_a_busy_or_broken_service_is_unavailable(
-    service: Answering,
+def test_busy_or_broken_service_is_unavailable(
+    service: FakeService,
     client: Callable[[], Store],
     monkeypatch: pytest.MonkeyPatch,
     status: int,
     code: str,
 ) -> None:
-    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
-    service.answer = (status, ERROR.format(code))
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.response = (status, ERROR.format(code))
     store = client()
     for call in (lambda: store.get("a"), lambda: store.put("a", b"")):
         with pytest.raises(StoreUnavailable):
@@ -115,30 +118,30 @@ def test_a_busy_or_broken_service_is_unavailable(
         store.create("a", b"")
 
 
-def test_a_request_with_the_time_of_a_wrong_clock_is_tried_again(
-    service: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S3 answers 403 until the clock of this machine is set."""
-    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
-    service.answer = (403, ERROR.format("RequestTimeTooSkewed"))
+def test_clock_skew_is_unavailable(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 responds with 403 until the clock of this machine is set."""
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.response = (403, ERROR.format("RequestTimeTooSkewed"))
     with pytest.raises(StoreUnavailable, match="RequestTimeTooSkewed"):
         ObstoreStore("s3://bucket/run").list("")
 
 
-def test_a_service_that_hangs_up_is_unavailable(
-    service: Answering, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+def test_closed_connection_is_unavailable(
+    service: FakeService, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
-    service.answer = None
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.response = None
     with pytest.raises(StoreUnavailable):
         client().get("a")
 
 
-def test_a_service_that_says_nothing_is_unavailable_in_the_time_a_beat_has(
+def test_timeout_of_a_small_object_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
-        lead_to(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as silent:  # accepts connections, and never responds
+        point_clients_to(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(s3, "RECORD_TIMEOUT_S", 0.2)
         store = ObstoreStore("s3://bucket/run")
         for call in (lambda: store.put("a", b"beat"), lambda: store.list("")):
@@ -146,28 +149,28 @@ def test_a_service_that_says_nothing_is_unavailable_in_the_time_a_beat_has(
                 call()
 
 
-def test_where_nobody_listens_is_unavailable(
+def test_refused_connection_is_unavailable(
     client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead_to(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(StoreUnavailable):
         client().get("a")
 
 
-def test_a_refusal_is_denied_and_asked_once(
-    service: Answering, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+def test_refusal_is_denied_and_not_retried(
+    service: FakeService, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
-    service.answer = (403, ERROR.format("AccessDenied"))
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.response = (403, ERROR.format("AccessDenied"))
     with pytest.raises(StoreDenied):
         client().put("a", b"")
     assert service.requests == 1
 
 
-def test_what_is_not_there_is_missing(
-    service: Answering, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+def test_404_is_a_missing_key(
+    service: FakeService, client: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
-    service.answer = (404, ERROR.format("NoSuchKey"))
+    point_clients_to(monkeypatch, f"http://127.0.0.1:{service.server_address[1]}")
+    service.response = (404, ERROR.format("NoSuchKey"))
     with pytest.raises(MissingKey):
         client().get("a")

@@ -1,4 +1,4 @@
-"""A store that has been used is used again by a forked child: no client survives that by itself."""
+"""A forked child can use a store of its parent, although clients do not survive a fork."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ assert isinstance(store.inner, engine)
 
 
 @pytest.mark.parametrize("engine", ["obstore", "s3fs"])
-def test_a_forked_child_opens_a_client_of_its_own(s3_uri: str, engine: str) -> None:
+def test_forked_child_opens_a_new_client(s3_uri: str, engine: str) -> None:
     command = [sys.executable, "-c", SCRIPT, s3_uri, engine]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

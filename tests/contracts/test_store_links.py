@@ -1,5 +1,7 @@
-"""A folder that others can write to: links, FIFOs and devices are no objects, and nothing outside
-the folder is read, written, listed, or deleted through it."""
+"""A folder that other users can write to: links, FIFOs and devices are no objects.
+
+No operation reads, writes, lists or deletes a file outside the folder.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ def store(root: Path) -> LocalStore:
 
 
 def untouched(outside: Path) -> bool:
-    found = sorted(path.name for path in outside.rglob("*"))
-    return found == ["deep", "key", "key"] and (outside / "key").read_bytes() == SECRET
+    names = sorted(path.name for path in outside.rglob("*"))
+    return names == ["deep", "key", "key"] and (outside / "key").read_bytes() == SECRET
 
 
 ACTS: dict[str, Callable[[LocalStore, str], Any]] = {
@@ -69,7 +71,7 @@ ACTS: dict[str, Callable[[LocalStore, str], Any]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_no_part_of_a_key_leads_through_a_link(
+def test_links_in_a_key_are_not_followed(
     store: LocalStore, root: Path, outside: Path, act: str, depth: int
 ) -> None:
     link = root.joinpath(*["a"] * depth, "link")
@@ -83,10 +85,10 @@ def test_no_part_of_a_key_leads_through_a_link(
     assert store.list("") == store.list(f"{prefix}link/") == []
 
 
-@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="only the last name is looked at")
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="checks the last path component only")
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("replaced", ["team", "team/run"])
-def test_a_folder_above_the_objects_that_becomes_a_link_is_not_followed(
+def test_parent_folder_replaced_by_a_link_is_not_followed(
     tmp_path: Path, outside: Path, act: str, replaced: str
 ) -> None:
     root = tmp_path / "team" / "run"
@@ -105,7 +107,7 @@ def test_a_folder_above_the_objects_that_becomes_a_link_is_not_followed(
 
 
 @pytest.mark.parametrize("target", ["{outside}/key", "../outside/key", "/dev/zero", "nowhere"])
-def test_a_link_is_no_object(store: LocalStore, root: Path, outside: Path, target: str) -> None:
+def test_link_is_no_object(store: LocalStore, root: Path, outside: Path, target: str) -> None:
     (root / "a").symlink_to(target.format(outside=outside))
     for act in ("get", "get_range"):
         with pytest.raises(StoreDenied):
@@ -120,7 +122,7 @@ def test_a_link_is_no_object(store: LocalStore, root: Path, outside: Path, targe
     assert untouched(outside)
 
 
-def test_what_is_no_regular_file_is_not_read_and_blocks_nothing(
+def test_special_files_are_not_read(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(root / "fifo")
@@ -144,7 +146,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_no_object_is_named_by_readers_and_replaced_by_writers(
+def test_special_file_is_named_by_readers_and_replaced_by_writers(
     store: LocalStore, root: Path, kind: str
 ) -> None:
     clock = ManualClock()
@@ -153,23 +155,23 @@ def test_what_is_no_object_is_named_by_readers_and_replaced_by_writers(
     key = keys.control(1)
     (root / "control").mkdir()
     ODD[kind](root / key)
-    for found in (store, patient):
+    for reader in (store, patient):
         with pytest.raises(NotAnObject, match=key):
-            found.get(key)
+            reader.get(key)
         with pytest.raises(BadRecord, match=key):
-            Command.read(found, key)
+            Command.read(reader, key)
         with pytest.raises(Damaged, match=key):
-            read_record(found, key, Command)
-        assert found.create(key, b"x") is False
+            read_record(reader, key, Command)
+        assert reader.create(key, b"x") is False
     assert patient.get_range(key, 0, 1) == b""
-    assert clock.now_s == 0.0, "not tried again"
+    assert clock.now_s == 0.0, "no retries"
     store.put(key, b"new")
     assert store.get(key) == b"new"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "file"])
 @pytest.mark.parametrize("act", ["put", "put_stream", "create"])
-def test_what_is_no_folder_is_moved_aside_by_writers(
+def test_writers_move_a_file_in_place_of_a_folder_aside(
     store: LocalStore, root: Path, act: str, kind: str
 ) -> None:
     path = root / "control"
@@ -179,17 +181,17 @@ def test_what_is_no_folder_is_moved_aside_by_writers(
     assert len(list(root.glob(".control.*.odd"))) == 1
 
 
-def test_a_folder_that_becomes_a_link_between_two_steps_leads_nowhere(
+def test_folder_replaced_by_a_link_between_two_steps_is_not_followed(
     store: LocalStore, root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each system call that opens something, one folder on the way is replaced by a link."""
+    """Before each ``open``, one folder of the path is replaced by a link."""
     real = os.open
     for act in ACTS:
         for step in range(1, 5):
             for path in root.iterdir():
-                path.unlink() if path.is_symlink() else _removed(path)
+                path.unlink() if path.is_symlink() else _remove_tree(path)
             (root / "a" / "deep").mkdir(parents=True)
-            (root / "a" / "deep" / "key").write_bytes(b"ours")
+            (root / "a" / "deep" / "key").write_bytes(b"own")
             calls = 0
 
             def swapping(*args: Any, step: int = step, **kwargs: Any) -> int:
@@ -203,21 +205,21 @@ def test_a_folder_that_becomes_a_link_between_two_steps_leads_nowhere(
             with monkeypatch.context() as patched:
                 patched.setattr(folders.os, "open", swapping)
                 try:
-                    found = ACTS[act](store, "a/deep/key")
+                    result = ACTS[act](store, "a/deep/key")
                 except StoreError:
-                    found = None
-            assert SECRET not in (found if isinstance(found, bytes) else b"")
-            assert SECRET[:5] != found
+                    result = None
+            assert SECRET not in (result if isinstance(result, bytes) else b"")
+            assert SECRET[:5] != result
             assert untouched(outside), (act, step)
 
 
-def _removed(path: Path) -> None:
+def _remove_tree(path: Path) -> None:
     for inner in sorted(path.rglob("*"), reverse=True):
         inner.rmdir() if inner.is_dir() else inner.unlink()
     path.rmdir()
 
 
-def test_the_root_may_be_a_link_when_it_is_opened_and_not_later(
+def test_root_can_be_a_link_only_when_it_is_opened(
     tmp_path: Path, root: Path, outside: Path
 ) -> None:
     (tmp_path / "alias").symlink_to(root)
@@ -233,15 +235,15 @@ def test_the_root_may_be_a_link_when_it_is_opened_and_not_later(
     assert untouched(outside)
 
 
-def test_an_object_with_a_second_name_is_still_an_object(store: LocalStore, root: Path) -> None:
-    """So a run's folder can be backed up with hard links."""
+def test_object_with_a_hard_link_is_an_object(store: LocalStore, root: Path) -> None:
+    """The folder of a run can be backed up with hard links."""
     store.put("a", b"x")
     (root / "backup").hardlink_to(root / "a")
     store.put("a", b"y")
     assert (store.get("a"), (root / "backup").read_bytes()) == (b"y", b"x")
 
 
-def test_folders_that_are_too_deep_are_left_out(store: LocalStore, root: Path) -> None:
+def test_listing_omits_folders_that_are_too_deep(store: LocalStore, root: Path) -> None:
     deep = root.joinpath(*["d"] * 60)
     deep.mkdir(parents=True)
     (deep / "x").write_bytes(b"x")
@@ -249,7 +251,7 @@ def test_folders_that_are_too_deep_are_left_out(store: LocalStore, root: Path) -
     assert store.list("") == [ObjectInfo("a/b", 1)]
 
 
-def test_a_deletion_removes_folders_that_it_leaves_empty(store: LocalStore, root: Path) -> None:
+def test_deletion_removes_empty_folders(store: LocalStore, root: Path) -> None:
     for key in ("a/b/c", "a/b/d", "a/e/f", "g/h"):
         store.put(key, b"x")
     store.delete(["a/b/c", "g/h", "not/there"])
@@ -259,7 +261,7 @@ def test_a_deletion_removes_folders_that_it_leaves_empty(store: LocalStore, root
     assert [*root.iterdir()] == []
 
 
-def test_a_write_survives_that_its_folder_is_removed_as_empty(
+def test_write_survives_concurrent_removal_of_its_folder(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, removed = os.open, 0
@@ -276,7 +278,7 @@ def test_a_write_survives_that_its_folder_is_removed_as_empty(
     assert (store.get("a/b"), removed) == (b"x", 3)
 
 
-def test_some_of_many_objects_are_listed(store: LocalStore) -> None:
+def test_first_objects_are_listed(store: LocalStore) -> None:
     assert first_objects(store, 2) == []
     for n in range(5):
         store.put(f"n/{n}", b"x")

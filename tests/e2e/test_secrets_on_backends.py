@@ -1,9 +1,11 @@
-"""Credentials typed into the admin, and nothing of them in the server's environment: a run trains
-on five backends with keys that open its prefix only, and no secret is left anywhere.
+"""A run trains on five backends with credentials from the admin, survives a preemption, and leaves
+no secret.
 
-Four of the backends are emulated here (:mod:`tests.emulators`) and really start what they are asked
-to start. What is searched: every file of the state folder (database, logs, the broker's, jobs),
-every table, every object of the bucket, the arguments of every process, and pages.
+The server's environment has no credentials, and jobs get keys for the prefix of the run only. Four
+of the backends are emulated by :mod:`tests.emulators`, which start real processes and are called by
+the real SDKs; the rendezvous is a bucket on a real S3 server. The test searches every file of the
+state folder (database, logs, broker, jobs), every table, every object of the bucket, the arguments
+of every process, and pages.
 """
 
 from __future__ import annotations
@@ -21,22 +23,31 @@ import psutil
 import pytest
 
 from diloco.store.open import open_store
-from tests.e2e.lives import look, wait_for
+from tests.e2e.lives import look, wait_for, wait_for_ingest
+from tests.emulators.compose import BACKENDS, Together, running_together
 from tests.emulators.s3 import ROLE_ARN
-from tests.emulators.together import BACKENDS, Together, running_together
 from tests.servers import wait_until
 from tests.stack import PASSWORD, LiveStack, running_stack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=3)]
 
 SECRET_NAMES = (
-    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION",
-    "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "HF_TOKEN", "KUBECONFIG",
-)  # fmt: skip
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ENDPOINT_URL",
+    "AWS_DEFAULT_REGION",
+    "MODAL_TOKEN_ID",
+    "MODAL_TOKEN_SECRET",
+    "HF_TOKEN",
+    "KUBECONFIG",
+)
 HARDWARE = {
-    "local": "cpu", "modal": "cpu", "huggingface": "cpu-basic", "sagemaker": "ml.m5.large",
+    "local": "cpu",
+    "modal": "cpu",
+    "huggingface": "cpu-basic",
+    "sagemaker": "ml.m5.large",
     "kubernetes": "cpu",
-}  # fmt: skip
+}
 
 _CREATE = """
 import json, secrets
@@ -45,7 +56,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from runs.models import Credential
 from runs.submit.run_draft import PoolDraft, RunDraft
-from runs.actions.replicas_and_pools import create_run
+from runs.submit.create import create_run
 by_name = dict(Credential.objects.values_list("name", "pk"))
 draft = RunDraft(
     name="five credentials",
@@ -71,15 +82,15 @@ with connection.cursor() as cursor:
         cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
         names = [column[0] for column in cursor.description]
         for row in cursor.fetchall():
-            told = {n: bytes(v) if isinstance(v, memoryview) else v for n, v in zip(names, row)}
+            values = {n: bytes(v) if isinstance(v, memoryview) else v for n, v in zip(names, row)}
             if table == "runs_credential":
-                del told["sealed"]
-            print(table, told)
+                del values["sealed"]
+            print(table, values)
 """
 
 
 class Browser:
-    """An administrator's."""
+    """An HTTP client with the session of an administrator."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -88,15 +99,15 @@ class Browser:
         self.post("login", username="admin", password=PASSWORD)
 
     def get(self, path: str) -> str:
-        return str(self._opener.open(f"{self.url}{path}", timeout=60).read().decode())
+        return str(self._opener.open(f"{self.url}{path}", timeout=600).read().decode())
 
     def post(self, path: str, **fields: str) -> str:
-        """Fill in the form that is at ``path`` and send it there."""
+        """Post ``fields`` to ``path`` with the CSRF token of the form at ``at`` (or ``path``)."""
         form = fields.pop("at", path)
         [token, *_] = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', self.get(form))
         body = urllib.parse.urlencode({**fields, "csrfmiddlewaretoken": token}).encode()
-        with self._opener.open(f"{self.url}{path}", body, timeout=120) as answer:
-            return str(answer.read().decode())
+        with self._opener.open(f"{self.url}{path}", body, timeout=600) as response:
+            return str(response.read().decode())
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +116,8 @@ def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
         patch.setenv("OMP_NUM_THREADS", "1")
         for name in SECRET_NAMES:
             patch.delenv(name, raising=False)
-        with running_together(tmp_path_factory.mktemp("islands")) as made:
-            yield made
+        with running_together(tmp_path_factory.mktemp("islands")) as islands:
+            yield islands
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +125,12 @@ def stack(
     islands: Together, tmp_path_factory: pytest.TempPathFactory, own_database: None
 ) -> Iterator[LiveStack]:
     env = {name: value for name, value in islands.env.items() if name not in SECRET_NAMES}
-    with running_stack(tmp_path_factory.mktemp("var"), **env) as made:
-        yield made
+    with running_stack(tmp_path_factory.mktemp("var"), **env) as stack:
+        yield stack
 
 
-def typed(islands: Together) -> dict[str, dict[str, str]]:
-    """Kind -> what an administrator types."""
+def credential_fields(islands: Together) -> dict[str, dict[str, str]]:
+    """Return the form fields of a credential of each kind."""
     token_id, token_secret = islands.modal.token
     keys = {
         "variable_AWS_ACCESS_KEY_ID": islands.s3.access_key,
@@ -154,9 +165,11 @@ def secrets_of(islands: Together) -> set[str]:
     }
 
 
-def test_a_run_trains_with_secrets_and_leaves_none(islands: Together, stack: LiveStack) -> None:
+def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
+    islands: Together, stack: LiveStack
+) -> None:
     admin = Browser(stack.url)
-    for kind, fields in typed(islands).items():
+    for kind, fields in credential_fields(islands).items():
         admin.post(f"admin/runs/credential/add/?kind={kind}", name=kind, **fields)
     pks = json.loads(
         stack.python(
@@ -164,30 +177,35 @@ def test_a_run_trains_with_secrets_and_leaves_none(islands: Together, stack: Liv
             "print(json.dumps(dict(Credential.objects.values_list('name', 'pk'))))"
         )
     )
-    assert set(pks) == set(typed(islands))
+    assert set(pks) == set(credential_fields(islands))
     for name, pk in pks.items():
         page = admin.post(
             f"admin/runs/credential/{pk}/test/", at=f"admin/runs/credential/{pk}/change/"
         )
         assert "UTC: works." in page, (name, re.findall(r"UTC: .*", page))
-    assert "whose keys open nothing else" in admin.get(
+    assert "whose keys open no other prefix" in admin.get(
         f"admin/runs/credential/{pks['store-s3']}/change/"
     )
 
     rendezvous = f"s3://{islands.s3.bucket}/runs/with-credentials"
     code = _CREATE.replace("{hardware!r}", repr(HARDWARE))
     run = stack.python(code.replace("{rendezvous!r}", repr(rendezvous)))
-    wait_for(stack, run, lambda seen: all_contributed(stack, run), timeout_s=300)
-    secrets = secrets_of(islands) | minted(islands)
-    arguments = nothing_in_arguments(secrets)
+    wait_for(stack, run, lambda seen: all_contributed(stack, run))
+    secrets = secrets_of(islands) | session_keys(islands)
+    arguments = assert_not_in_arguments(secrets)
     assert any("diloco.replica" in line for line in arguments)
     pages = [admin.get(path) for path in paths(run, pks)]
 
-    # A backend that refuses: its words are kept.
+    lost = list(HARDWARE).index("kubernetes")
+    islands.kubernetes.preempt(f"{run.replace('-', '')[:12]}-{lost}-1")
+    wait_for(stack, run, lambda seen: is_included(stack, run, lost, attempt=2))
+
+    # A backend that refuses: its message is stored.
     admin.post(
         f"admin/runs/credential/{pks['modal']}/change/",
-        name="modal", variable_MODAL_TOKEN_SECRET="as-wrong-and-secret",
-    )  # fmt: skip
+        name="modal",
+        variable_MODAL_TOKEN_SECRET="as-wrong-and-secret",
+    )
     refused = admin.post(
         f"admin/runs/credential/{pks['modal']}/test/",
         at=f"admin/runs/credential/{pks['modal']}/change/",
@@ -195,49 +213,78 @@ def test_a_run_trains_with_secrets_and_leaves_none(islands: Together, stack: Liv
     assert "UTC: does not work." in refused
     admin.post(
         f"admin/runs/credential/{pks['modal']}/change/",
-        name="modal", variable_MODAL_TOKEN_SECRET=islands.modal.token[1],
-    )  # fmt: skip
+        name="modal",
+        variable_MODAL_TOKEN_SECRET=islands.modal.token[1],
+    )
     secrets.add("as-wrong-and-secret")
 
     stack.python(
         "from runs.models import Run; from runs.actions.replicas_and_pools import request_stop\n"
-        f"request_stop(Run.objects.get(pk={run!r}), actor=None, reason='seen enough')"
+        f"request_stop(Run.objects.get(pk={run!r}), actor=None, reason='test is done')"
     )
-    seen: dict[str, Any] = {}
 
-    def over() -> bool:
-        seen.update(look(stack, run))
+    def has_ended() -> bool:
+        seen = look(stack, run)
         return seen["state"] == "cancelled" and all(a["cause"] for a in seen["attempts"])
 
-    wait_until(over, f"the end of run {run}", timeout_s=180)
+    wait_until(has_ended, f"the end of run {run}")
+    wait_for_ingest(stack, run)
+    seen = look(stack, run)
+    assert_survived(seen, lost="kubernetes")
+    for backend in BACKENDS:
+        assert all(job.state == "ended" for job in islands.processes(backend).all()), backend
     pages += [refused, *(admin.get(path) for path in paths(run, pks))]
-    nothing_in_text(secrets, "pages", "\n".join(pages))
-    nothing_in_text(secrets, "tables", stack.python(_TABLES))
-    nothing_in_text(secrets, "handles", json.dumps(seen))
+    assert_not_in_text(secrets, "pages", "\n".join(pages))
+    assert_not_in_text(secrets, "tables", stack.python(_TABLES))
+    assert_not_in_text(secrets, "handles", json.dumps(seen))
     commands = [" ".join(job.command) for b in BACKENDS for job in islands.processes(b).all()]
-    nothing_in_text(secrets, "commands of jobs", "\n".join(commands))
-    nothing_in_bucket(secrets, islands, rendezvous)
-    nothing_in_files(secrets, stack.var)
+    assert_not_in_text(secrets, "commands of jobs", "\n".join(commands))
+    assert_not_in_bucket(secrets, islands, rendezvous)
+    assert_not_in_files(secrets, stack.var)
 
 
 def all_contributed(stack: LiveStack, run: str) -> bool:
-    said = stack.python(
+    replicas = stack.python(
         "from runs.models import Contribution\n"
         f"rows = Contribution.objects.filter(round__run={run!r}, state='included')\n"
         "print(*sorted(set(rows.values_list('replica__number', flat=True))))"
     )
-    return len(said.split()) == len(HARDWARE)
+    return len(replicas.split()) == len(HARDWARE)
 
 
-def minted(islands: Together) -> set[str]:
-    """Keys that STS gave to jobs, others to each. SageMaker's fetch theirs when they start."""
-    found = {}
+def is_included(stack: LiveStack, run: str, number: int, *, attempt: int) -> bool:
+    """Return whether a round includes this attempt; incarnations start with its number."""
+    output = stack.python(
+        "from runs.models import Contribution\n"
+        f"print(Contribution.objects.filter(round__run={run!r}, state='included',"
+        f" replica__number={number}, incarnation__startswith='{attempt:05d}-').count())"
+    )
+    return int(output) > 0
+
+
+def assert_survived(seen: dict[str, Any], *, lost: str) -> None:
+    """The preempted replica was replaced, no round was lost, and all attempts have a price."""
+    attempts = {(a["replica__pool__backend"], a["launch_key"][-1]): a for a in seen["attempts"]}
+    assert set(attempts) == {(backend, "1") for backend in HARDWARE} | {(lost, "2")}
+    assert attempts[lost, "1"]["cause"] == "preempted"
+    assert seen["restarts"] == [0] * len(HARDWARE), "a preemption does not count as a failure"
+    *rounds, _ = [state for _, state, _ in seen["contributions"]]  # the stop ends the last early
+    assert set(rounds) == {"committed"}
+    assert "at round" in seen["reason"]
+    priced = [a["cost_usd"] for a in seen["attempts"] if a["cost_usd"] is not None]
+    assert seen["cost_usd"] == pytest.approx(sum(priced))
+    assert seen["cost_usd"] > 0
+
+
+def session_keys(islands: Together) -> set[str]:
+    """Return the session keys of the jobs, which differ. SageMaker jobs fetch theirs at start."""
+    keys_by_backend = {}
     for backend in ("modal", "huggingface", "kubernetes"):
         [job] = islands.processes(backend).all()
         assert job.env["AWS_SECRET_ACCESS_KEY"] != islands.s3.secret_key
-        found[backend] = {job.env["AWS_SECRET_ACCESS_KEY"], job.env["AWS_SESSION_TOKEN"]}
-    keys = set.union(*found.values())
-    assert len(keys) == 2 * len(found)
+        keys_by_backend[backend] = {job.env["AWS_SECRET_ACCESS_KEY"], job.env["AWS_SESSION_TOKEN"]}
+    keys = set.union(*keys_by_backend.values())
+    assert len(keys) == 2 * len(keys_by_backend)
     return keys
 
 
@@ -256,25 +303,25 @@ def paths(run: str, pks: dict[str, int]) -> list[str]:
 PAGES = ("change", "history", "delete")
 
 
-def nothing_in_text(secrets: set[str], where: str, text: str) -> None:
+def assert_not_in_text(secrets: set[str], where: str, text: str) -> None:
     assert len(text) > 100, where
     for secret in secrets:
         at = text.find(secret)
         assert at < 0, f"{secret} in {where}: …{text[max(0, at - 100) : at + 50]}…"
 
 
-def nothing_in_arguments(secrets: set[str]) -> list[str]:
+def assert_not_in_arguments(secrets: set[str]) -> list[str]:
     lines = []
     for process in psutil.Process().children(recursive=True):
         try:
             lines.append("\0".join(process.cmdline()))
         except psutil.Error:
             continue
-    nothing_in_text(secrets, "arguments of processes", "\n".join(lines))
+    assert_not_in_text(secrets, "arguments of processes", "\n".join(lines))
     return lines
 
 
-def nothing_in_bucket(secrets: set[str], islands: Together, rendezvous: str) -> None:
+def assert_not_in_bucket(secrets: set[str], islands: Together, rendezvous: str) -> None:
     store = open_store(rendezvous, environment=islands.s3.env)
     keys = [info.key for info in store.list("")]
     assert "group.json" in keys
@@ -285,8 +332,8 @@ def nothing_in_bucket(secrets: set[str], islands: Together, rendezvous: str) -> 
             assert secret.encode() not in data, f"{secret} in {key}"
 
 
-def nothing_in_files(secrets: set[str], folder: Path) -> None:
-    """The log of the worker, the broker's file and the local job's are among them."""
+def assert_not_in_files(secrets: set[str], folder: Path) -> None:
+    """Search all files, among them the worker log, the broker file and logs of local jobs."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_socket()]
     names = {path.relative_to(folder).as_posix() for path in files}
     assert {"logs/worker.log", "logs/web.log", "credentials_key"} <= names

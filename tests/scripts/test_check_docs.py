@@ -1,3 +1,5 @@
+"""The check of the docs finds each kind of outdated statement."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +11,7 @@ from scripts.check_docs import check
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository whose docs are all right."""
+    """A repository whose docs have no problem."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "dashboard" / "management" / "commands").mkdir(parents=True)
     (tmp_path / "dashboard" / "management" / "commands" / "serve.py").touch()
@@ -27,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_docs_that_agree(tree: Path) -> None:
+def test_correct_docs_have_no_problem(tree: Path) -> None:
     assert check(tree) == []
 
 
@@ -54,7 +56,7 @@ def test_docs_that_agree(tree: Path) -> None:
         ("Makefile", "test: ## t\n\nnew: ## n\n", "Makefile: the target new is not documented"),
     ],
 )
-def test_what_is_out_of_date_is_named(tree: Path, path: str, text: str, problem: str) -> None:
+def test_outdated_docs_are_reported(tree: Path, path: str, text: str, problem: str) -> None:
     (tree / path).write_text(text)
-    (found,) = check(tree)
-    assert found.startswith(problem)
+    (message,) = check(tree)
+    assert message.startswith(problem)

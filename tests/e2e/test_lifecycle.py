@@ -1,6 +1,5 @@
-"""A run's whole life on the real server, as a client of the API leads it: paused and sent on, ended
-by force, resumed when everybody was gone, saved, forked, read back out of its bucket into another
-database, archived and deleted."""
+"""The lifecycle of a run on the live stack, through the API: pause, resume, forced stop, resume
+without replicas, checkpoint, fork, import into another database, archive and delete."""
 
 from __future__ import annotations
 
@@ -17,21 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.lives import create
+from tests.e2e.lives import create, wait_for_ingest
 from tests.servers import wait_until
 from tests.stack import REPOSITORY, LiveStack, stack_env
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
 
 _TOKEN = """
 from django.contrib.auth.models import User
 from runs.actions import api_tokens as tokens
 owner = User.objects.get(username="operator")
 print(tokens.issue(owner, name="life", scopes=["operate"])[1])
-"""
-_SETTLED = """
-from runs.queries import selectors
-print(not selectors.runs_to_look_after().filter(pk__in={runs!r}).exists())
 """
 _ROWS = """
 import json
@@ -48,13 +43,13 @@ User.objects.create_user("operator")
 
 
 class Refused(AssertionError):
-    def __init__(self, said: str, status: int) -> None:
-        super().__init__(said)
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
         self.status = status
 
 
 class Client:
-    """The API with a token of the operator's."""
+    """The API with a token of the operator."""
 
     def __init__(self, stack: LiveStack) -> None:
         self.url = f"{stack.url}api"
@@ -65,20 +60,21 @@ class Client:
             self.url + path,
             data=None if body is None else json.dumps(body).encode(),
             headers={
-                "Authorization": f"Bearer {self.token}", "Content-Type": "application/json",
+                "Authorization": f"Bearer {self.token}",
+                "Content-Type": "application/json",
             },
-        )  # fmt: skip
+        )
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=600) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
             raise Refused(f"{path}: {error.code} {error.read()[:500]!r}", error.code) from None
 
-    def act(self, run: str, what: str, **body: Any) -> None:
-        assert self.ask(f"/runs/{run}/{what}", body)["changed"]
+    def act(self, run: str, action: str, **body: Any) -> None:
+        assert self.ask(f"/runs/{run}/{action}", body)["changed"]
 
     def until(self, run: str, ready: Callable[[dict[str, Any]], object], what: str) -> Any:
-        """The run, as soon as it is so. It must not fail on the way."""
+        """Wait until ``ready`` accepts the run, which must not fail; return the run."""
         seen: dict[str, Any] = {}
 
         def check() -> object:
@@ -86,11 +82,11 @@ class Client:
             assert seen["state"] != "failed", seen["state_reason"]
             return ready(seen)
 
-        wait_until(check, f"{what}: last seen {seen}", timeout_s=120, every_s=0.2)
+        wait_until(check, f"{what}: last seen {seen}", every_s=0.2)
         return seen
 
     def rounds(self, run: str, least: int) -> int:
-        """Until it trains and so many rounds are committed; how many are."""
+        """Wait until the run trains with ``least`` committed rounds; return their number."""
         seen = self.until(
             run,
             lambda now: now["state"] == "running" and now["committed_rounds"] >= least,
@@ -99,15 +95,15 @@ class Client:
         return int(seen["committed_rounds"])
 
     def saved(self, run: str, *, but: set[int]) -> dict[str, Any]:
-        """The checkpoint that somebody asked for, as soon as it is there."""
-        found: list[dict[str, Any]] = []
+        """Wait for the requested checkpoint and return it."""
+        result: list[dict[str, Any]] = []
 
         def check() -> bool:
-            found[:] = self.ask(f"/runs/{run}/checkpoints")
-            return any(one["round"] not in but for one in found)
+            result[:] = self.ask(f"/runs/{run}/checkpoints")
+            return any(one["round"] not in but for one in result)
 
-        wait_until(check, f"a checkpoint beside {but}", timeout_s=60, every_s=0.2)
-        return next(one for one in found if one["round"] not in but)
+        wait_until(check, f"a checkpoint beside {but}", every_s=0.2)
+        return next(one for one in result if one["round"] not in but)
 
     def status(self, run: str) -> int:
         try:
@@ -117,36 +113,42 @@ class Client:
         return 200
 
     def attempts(self, run: str) -> list[dict[str, Any]]:
-        found = [
+        result = [
             attempt
             for replica in self.ask(f"/runs/{run}/replicas")
             for attempt in self.ask(f"/runs/{run}/replicas/{replica['number']}")["attempts"]
         ]
-        return sorted(found, key=lambda attempt: str(attempt["launch_key"]))
+        return sorted(result, key=lambda attempt: str(attempt["launch_key"]))
 
     def gone(self, run: str) -> list[dict[str, Any]]:
-        """Until each of its machines has been released; all there were."""
-        found: list[dict[str, Any]] = []
+        """Wait until every attempt has ended; return all attempts."""
+        result: list[dict[str, Any]] = []
 
         def check() -> bool:
-            found[:] = self.attempts(run)
-            return all(attempt["ended_at"] for attempt in found)
+            result[:] = self.attempts(run)
+            return all(attempt["ended_at"] for attempt in result)
 
-        wait_until(check, f"the machines of {run}", timeout_s=60, every_s=0.2)
+        wait_until(check, f"the machines of {run}", every_s=0.2)
         assert not processes(run)
-        return found
+        return result
 
 
 def processes(run: str) -> list[int]:
-    """Whatever works for the run on this machine: launch keys begin with its id."""
+    """Processes of the run on this machine, found by the launch key."""
     short = run.replace("-", "")[:12]
-    found = []
+    result = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            said = [*process.cmdline(), *process.environ().values()]
-            if any(short in text for text in said):
-                found.append(process.pid)
-    return found
+            texts = [*process.cmdline(), *process.environ().values()]
+            if any(short in text for text in texts):
+                result.append(process.pid)
+    return result
+
+
+def job_logs(stack: LiveStack) -> str:
+    """The ends of the logs of all jobs."""
+    logs = sorted(path for path in stack.var.rglob("log") if path.is_file())
+    return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in logs)
 
 
 def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
@@ -157,7 +159,8 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
 
     api.act(run, "pause")
     paused = api.until(run, lambda now: now["state"] == "paused", "paused")
-    assert [a["exit_code"] for a in api.gone(run)] == [143, 143]  # they left by themselves
+    codes = [attempt["exit_code"] for attempt in api.gone(run)]
+    assert codes == [143, 143], job_logs(live_stack)  # a graceful exit
     api.act(run, "resume")
     before = api.rounds(run, paused["committed_rounds"] + 2)
     assert [r["restarts"] for r in api.ask(f"/runs/{run}/replicas")] == [0, 0]
@@ -184,10 +187,7 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
         over = api.until(one, lambda now: now["state"] == "cancelled", "stopped")
         assert "at round" in over["state_reason"]
         api.gone(one)
-    question = _SETTLED.format(runs=[run, fork])
-    wait_until(
-        lambda: live_stack.python(question) == "True", "all is told", timeout_s=60, every_s=0.2
-    )
+    wait_for_ingest(live_stack, run, fork)
     elsewhere = import_elsewhere(live_stack, tmp_path, over["rendezvous"])
     here, there = rows_of(live_stack.env, run), rows_of(elsewhere, run)
     assert differences(here, there) == []
@@ -197,42 +197,42 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
     folder = live_stack.var / "rendezvous" / run
     assert (folder / "group.json").exists()
     api.act(run, "delete", name="nine lives", objects=True)
-    wait_until(lambda: api.status(run) == 404, "deleted", timeout_s=60, every_s=0.2)
+    wait_until(lambda: api.status(run) == 404, "deleted", every_s=0.2)
     assert not [path for path in folder.rglob("*") if path.is_file()]
-    assert api.ask(f"/runs/{fork}")["state"] == "cancelled"  # the fork stands by itself
+    assert api.ask(f"/runs/{fork}")["state"] == "cancelled"  # the fork is independent
 
 
 def differences(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> list[str]:
-    """What is not the same in both: columns of rows that stand in one place, or rows too many."""
-    found = []
+    """Differing columns of rows with the same position, and differing numbers of rows."""
+    result = []
     for table in here | there:
-        mine, theirs = here[table], there[table]
-        if len(mine) != len(theirs):
-            found.append(f"{table}: {len(mine)} rows here, {len(theirs)} there")
-        for n, (one, other) in enumerate(zip(mine, theirs, strict=False)):
-            found += [
+        rows, peer_rows = here[table], there[table]
+        if len(rows) != len(peer_rows):
+            result.append(f"{table}: {len(rows)} rows here, {len(peer_rows)} there")
+        for n, (one, other) in enumerate(zip(rows, peer_rows, strict=False)):
+            result += [
                 f"{table} {n}: {name} is {str(one.get(name))[:200]} here, "
                 f"{str(other.get(name))[:200]} there"
                 for name in one | other
                 if one.get(name) != other.get(name)
             ]
-    return found
+    return result
 
 
 def rows_of(env: dict[str, str], run: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = json.loads(
+    result: dict[str, list[Any]] = json.loads(
         manage(env, "shell", "--no-imports", "-c", _ROWS.format(run=run))
     )
-    return found
+    return result
 
 
 def import_elsewhere(stack: LiveStack, folder: Path, uri: str) -> dict[str, str]:
-    """The run read back by a server that has never heard of it; that server's environment."""
+    """Import the run on a server with an empty database; return that server's environment."""
     env = {
-        **stack_env(folder), "REDIS_URL": "redis://127.0.0.1:1/0",  # no worker takes its tasks
+        **stack_env(folder, migrated=True),
+        "REDIS_URL": "redis://127.0.0.1:1/0",  # no worker runs its tasks
         "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(stack.var / "rendezvous"),
-    }  # fmt: skip
-    manage(env, "migrate")
+    }
     manage(env, "shell", "--no-imports", "-c", _EMPTY)
     assert "remark" not in manage(env, "import_run", uri)
     return env
@@ -240,8 +240,11 @@ def import_elsewhere(stack: LiveStack, folder: Path, uri: str) -> dict[str, str]
 
 def manage(env: dict[str, str], *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "manage.py", *command], cwd=REPOSITORY, env=env,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "manage.py", *command],
+        cwd=REPOSITORY,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout if command[0] == "shell" else done.stdout + done.stderr

@@ -1,0 +1,130 @@
+"""How ``pytest -n`` divides the tests between worker processes.
+
+A work unit is one test file, or the part of a file that belongs to one stage, so fixtures with
+module scope are set up once. Workers take units from one queue in the order of the collection
+(``tests/conftest.py`` sorts it by stage), so each worker runs quick tests first and browser tests
+last. Within a stage the longest files come first, so that the last ones are short: those with the
+most ``minutes`` in the marker ``slow``, then those with the most tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+STAGES = ("browser", "processes")
+"""Markers and fixtures that postpone a test, the last stage first."""
+
+BYTES_PER_WORKER = 2_500_000_000
+"""A worker with torch and the servers and replicas that its tests start."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stage(item: pytest.Item) -> tuple[int, bool]:
+    """The order of tests: quick ones, tests that start processes, browser tests.
+
+    Playwright keeps an event loop in the main thread for the rest of the session, so no test after
+    the first browser test can call ``asyncio.run``. In each of the three, tests with transactions
+    follow the other tests: they leave the database empty, without the rows that migrations create.
+    """
+    fixtures = set(getattr(item, "fixturenames", ()))
+    names = {mark.name for mark in item.iter_markers()} | fixtures
+    slow = next((len(STAGES) - n for n, name in enumerate(STAGES) if name in names), 0)
+    marker = item.get_closest_marker("django_db")
+    transactional = marker is not None and bool(marker.kwargs.get("transaction"))
+    return slow, transactional or not fixtures.isdisjoint(("transactional_db", "live_server"))
+
+
+def minutes(item: pytest.Item) -> float:
+    """Return how long its file takes, from the marker ``slow``; 0 without it."""
+    marker = item.get_closest_marker("slow")
+    return float(marker.kwargs["minutes"]) if marker else 0.0
+
+
+def sort_by_stage(items: list[pytest.Item]) -> None:
+    """By stage, then by the duration of the file in the stage; a file's own order is kept."""
+    keys = {item: (stage(item), -minutes(item), file_of(item.nodeid)) for item in items}
+    counts = Counter(keys.values())
+    items.sort(key=lambda item: (*keys[item][:2], -counts[keys[item]], keys[item][2]))
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def units(nodeids: Iterable[str]) -> dict[str, str]:
+    """Test -> its unit. Neighbours in the collection from the same file share a unit."""
+    result: dict[str, str] = {}
+    for number, (file, group) in enumerate(itertools.groupby(nodeids, key=file_of)):
+        result.update(dict.fromkeys(group, f"{number} {file}"))
+    return result
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Hand out files in the order of the collection."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+        self._units: dict[str, str] = {}
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        if not self._units:
+            self._units = units(collection)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Put back the units of a worker that died, except for the test that it was running."""
+        workload = self.assigned_work.pop(node)
+        pending = [
+            (unit, nodeid)
+            for unit in workload.values()
+            for nodeid, completed in unit.items()
+            if not completed
+        ]
+        if not pending:
+            return None
+        unit, crashed = pending[0]
+        unit[crashed] = True
+        left = {name: unit for name, unit in workload.items() if not all(unit.values())}
+        for name in reversed(left):
+            self.workqueue[name] = left[name]
+            self.workqueue.move_to_end(name, last=False)
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._units[nodeid]
+
+
+def worker_count() -> int:
+    """For ``-n auto``: one worker more than cores, fewer where memory is short.
+
+    Tests that start processes or a browser wait most of the time.
+    """
+    import psutil
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores + 1, psutil.virtual_memory().available // BYTES_PER_WORKER))
+
+
+def end_with_controller() -> None:
+    """Have Linux kill this worker when the controller dies; its children end with it in turn."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent or parent == 1:
+        os._exit(1)
