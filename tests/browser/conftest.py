@@ -43,6 +43,7 @@ ARTIFACTS = REPOSITORY / "test-artifacts"
 PASSWORD = "correct horse battery"
 PATIENCE_MS = int(os.environ.get("PATIENCE_MS", "240000"))
 """Timeout of expectations. Updates take at most a poll (5 s), but minutes on a busy machine."""
+OVERFLOW_MS = 20_000
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
@@ -249,3 +250,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def sign_ins() -> dict[str, Any]:
     """Storage states by user, so that each user signs in once."""
     return {}
+
+
+def overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than its window; waits until it fits.
+
+    Charts and tables follow the width of the window one after another. The loop is a function in
+    the page: the content security policy forbids `Page.wait_for_function`, which evaluates text.
+    """
+    wide: int = page.evaluate(
+        """(patience) => new Promise((resolve) => {
+            const end = performance.now() + patience;
+            const measure = () => {
+                const wide = document.documentElement.scrollWidth - innerWidth;
+                if (wide <= 0 || performance.now() > end) resolve(wide);
+                else setTimeout(measure, 50);
+            };
+            measure();
+        })""",
+        OVERFLOW_MS,
+    )
+    return wide

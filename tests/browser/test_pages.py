@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -60,8 +60,8 @@ def test_page(window: Window, runs: dict[str, str], name: str) -> None:
             expect(page.locator('[data-s="bytes"]')).not_to_have_text("–")
         page.wait_for_timeout(150)  # let canvases paint before the picture is taken
         window.shoot(page, f"page-{name}-{width}-{scheme}")
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, f"{name} at {width}: {wide} pixels wide"
+        wide = overflow(page)
+        assert wide <= 0, f"{name} at {width}: {wide} pixels too wide"
         nameless = re.findall(
             r"^\s*- (?:button|link|textbox|combobox|slider|radio|spinbutton)(?: \[[^\]]*\])*:?$",
             page.locator("body").aria_snapshot(),

@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -88,8 +88,7 @@ def test_layout(window: Window, site: Site, scheme: str) -> None:
         page = window.open(f"/runs/{many}/replicas/0/", width=width, scheme=scheme)
         expect(page.locator('[data-plot="up"] [data-legend] button')).not_to_have_count(0)
         window.shoot(page, f"replica-{width}-{scheme}")
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0
+        assert overflow(page) <= 0
 
 
 def test_replica_that_was_never_launched(window: Window, site: Site) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -106,7 +106,7 @@ def test_layout(window: Window, site: Site, demo: str, scheme: str) -> None:
             first = "[data-lines] p" if name == "logs" else "table.checkpoints"
             expect(page.locator(first).first).to_be_visible()
             window.shoot(page, f"{name}-{width}-{scheme}")
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+            assert overflow(page) <= 0
 
 
 def test_round_names_its_straggler(window: Window, site: Site) -> None:
@@ -132,7 +132,7 @@ def test_round_names_its_straggler(window: Window, site: Site) -> None:
         page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=width)
         expect(page.locator("[data-round-detail] dl")).to_contain_text("replica 2")
         window.shoot(page, f"rounds-{width}")
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert overflow(page) <= 0
 
 
 OVERLAPS = """table => [...table.querySelectorAll(".c-act button")].flatMap((button) => {
@@ -195,4 +195,4 @@ def test_startup_checklist_shows_the_progress(window: Window, site: Site) -> Non
     window.shoot(page, "checklist-1440", full=False)
     page = window.open(f"/runs/{run}/", width=360)
     expect(items).to_have_count(6)
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert overflow(page) <= 0

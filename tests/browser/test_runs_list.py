@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -49,11 +49,11 @@ def test_layout(window: Window, runs: list[str], width: int, scheme: str) -> Non
     expect(page.get_by_text("2 selected")).to_be_visible()
     page.wait_for_timeout(100)
     window.shoot(page, f"runs-{width}-{scheme}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert overflow(page) <= 0
     page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
     window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert overflow(page) <= 0
 
 
 def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
