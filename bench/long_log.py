@@ -4,10 +4,11 @@ The log is built directly: the records of every round as a group writes them, a 
 checkpoint, and the objects of the newest one. What is measured is the product's own code on a
 folder: *inspect* is ``diloco.inspect`` without waiting for heartbeats; *join* constructs a replica,
 which loads the newest checkpoint and reads the commits after it; *import* stores the run in the
-database of a server.
+database of a server. With a latency, every request and every page of a listing takes that long, as
+in a bucket.
 
 Usage: python bench/long_log.py [--rounds 10000] [--replicas 8] [--checkpoint-every 10]
-       [--import-rounds 1000]
+       [--import-rounds 1000] [--latency-ms 0]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -31,29 +33,46 @@ from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, StoredObject
 from diloco.protocol.round_view import Totals
-from diloco.store.base import LISTED, LocalStore, ObjectInfo
+from diloco.store.base import LISTED, PAGE_OBJECTS, LocalStore, ObjectInfo, Pages, Store
 from diloco.training.checkpoint import save_checkpoint
 from tests.diloco.bucket_harness import Harness, filled, who
 
 
-class CountingStore(LocalStore):
-    """A folder that counts the reads."""
+class DistantStore:
+    """A store that counts the reads, each of which takes ``latency_s`` longer."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, inner: Store, latency_s: float) -> None:
+        self.inner = inner
+        self.uri, self.atomic_create = inner.uri, inner.atomic_create
         self.reads: Counter[str] = Counter()
+        self._latency_s = latency_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def _request(self, verb: str) -> None:
+        self.reads[verb] += 1
+        if self._latency_s:
+            time.sleep(self._latency_s)
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
-        self.reads["GET"] += 1
-        return super().get(key, limit=limit)
+        self._request("GET")
+        return self.inner.get(key, limit=limit)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self.reads["GET"] += 1
-        return super().get_range(key, start, length)
+        self._request("GET")
+        return self.inner.get_range(key, start, length)
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
-        self.reads["LIST"] += 1
-        return super().list(prefix, limit=limit)
+        found = self.inner.list(prefix, limit=limit)
+        for _ in range(0, len(found) or 1, PAGE_OBJECTS):
+            self._request("LIST")
+        return found
+
+    def list_pages(self, prefix: str) -> Pages:
+        for page in self.inner.list_pages(prefix):
+            self._request("LIST")
+            yield page
 
 
 def model() -> torch.nn.Module:
@@ -98,14 +117,14 @@ def build(folder: Path, *, rounds: int, replicas: int, checkpoint_every: int) ->
     )
 
 
-def time_inspect(store: CountingStore) -> float:
+def time_inspect(store: Store) -> float:
     began_s = time.monotonic()
     picture = inspect(store, once=True)
     assert picture.newest is not None
     return time.monotonic() - began_s
 
 
-def time_join(store: CountingStore, rounds: int) -> float:
+def time_join(store: Store, rounds: int) -> float:
     trained = model()
     began_s = time.monotonic()
     with join(
@@ -120,8 +139,9 @@ def time_join(store: CountingStore, rounds: int) -> float:
     return seconds
 
 
-def time_import(folder: Path, var: str) -> tuple[float, float]:
-    """The seconds of an import, and those of its CPU time, which other work delays less."""
+def time_import(folder: Path, var: str, store: DistantStore | None) -> tuple[float, float]:
+    """The seconds of an import, and those of its CPU time, which other work delays less. ``store``
+    replaces the one that the server opens."""
     os.environ |= {
         "ARCHIPELAGO_VAR": var,
         "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(folder.parent),
@@ -133,13 +153,21 @@ def time_import(folder: Path, var: str) -> tuple[float, float]:
     from django.contrib.auth.models import User
     from django.core.management import call_command
 
+    from runs.ingest import stores
     from runs.restore.import_run import import_run
 
+    if store is not None:
+        vars(stores)["open_store"] = lambda uri, environment: store
     call_command("migrate", verbosity=0)
     owner, _ = User.objects.get_or_create(username="bench", is_superuser=True)
     began_s, cpu_s = time.monotonic(), time.process_time()
     import_run(folder.as_uri(), owner=owner)
     return time.monotonic() - began_s, time.process_time() - cpu_s
+
+
+def show(rounds: int, what: str, took: str, store: DistantStore | None) -> None:
+    reads = store.reads if store is not None else {"GET": "", "LIST": ""}
+    print(f"| {rounds:,} | {what} | {took} | {reads['GET']} | {reads['LIST']} |", flush=True)
 
 
 def main() -> int:
@@ -148,26 +176,27 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--import-rounds", type=int, default=1_000, help="0: no import")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="of each request")
     given = parser.parse_args()
     print("| rounds | what | seconds | GET | LIST |\n| ---: | --- | ---: | ---: | ---: |")
     shape = {"replicas": given.replicas, "checkpoint_every": given.checkpoint_every}
     with tempfile.TemporaryDirectory() as root:
-        build(Path(root).resolve() / "short", rounds=20, **shape)
-        time_join(CountingStore(Path(root).resolve() / "short"), 20)  # imports
+        short = Path(root).resolve() / "short"
+        build(short, rounds=20, **shape)
+        time_join(LocalStore(short), 20)  # imports
         folder = Path(root).resolve() / "runs" / "long"
         build(folder, rounds=given.rounds, **shape)
+        latency_s = given.latency_ms / 1000
         for name in ("inspect", "join"):
-            store = CountingStore(folder)
+            store = DistantStore(LocalStore(folder), latency_s)
             took_s = time_inspect(store) if name == "inspect" else time_join(store, given.rounds)
-            reads = store.reads
-            print(
-                f"| {given.rounds:,} | {name} | {took_s:.2f} | {reads['GET']} | {reads['LIST']} |"
-            )
+            show(given.rounds, name, f"{took_s:.2f}", store)
         if given.import_rounds:
             folder = Path(root).resolve() / "runs" / "imported"
             build(folder, rounds=given.import_rounds, **shape)
-            took_s, cpu_s = time_import(folder, f"{root}/var")
-            print(f"| {given.import_rounds:,} | import | {took_s:.2f} ({cpu_s:.2f} CPU) | | |")
+            far = DistantStore(LocalStore(folder), latency_s) if latency_s else None
+            took_s, cpu_s = time_import(folder, f"{root}/var", far)
+            show(given.import_rounds, "import", f"{took_s:.2f} ({cpu_s:.2f} CPU)", far)
     return 0
 
 
