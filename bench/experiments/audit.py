@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diloco.protocol import keys
+from diloco.protocol.packed_rounds import PackedRounds
 from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan
 from diloco.protocol.telemetry import Segment
@@ -52,6 +53,11 @@ def read_log(store: Store, *, fragments: int = 1, round_steps: int | None = None
         elif parsed := keys.parse_contribution_record(info.key):
             record = ContributionRecord.from_bytes(store.get(info.key))
             records[round][parsed[1:]] = record
+    packs = PackedRounds(store)
+    for round in sorted(commits):
+        for key in packs.packed_contributions(round):
+            record = ContributionRecord.from_bytes(packs.get(key))
+            records[round][record.replica, record.incarnation] = record
     segments: dict[Life, list[Segment]] = defaultdict(list)
     for segment in map(Segment.from_bytes, every_segment(store)):
         segments[segment.replica, segment.incarnation].append(segment)

@@ -25,10 +25,12 @@ from diloco.inspection.picture import (
     RoundPicture,
     Size,
     StoredContribution,
+    Unreadable,
 )
 from diloco.inspection.reader import Reader, find_last
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.packed_rounds import PackedRounds
 from diloco.protocol.records import (
     CheckpointManifest,
     Command,
@@ -136,9 +138,12 @@ def _read_rounds(
     shown = [(n, found) for n, found in zip(numbers, folders, strict=True) if found or n <= newest]
     plans = reader.read_all((keys.plan(n) for n, _ in shown), Plan)
     commits = reader.read_all((keys.commit(n) for n, _ in shown), Commit)
+    packs = PackedRounds(reader.store)
     pictures = []
     for (n, found), plan, commit in zip(shown, plans, commits, strict=True):
         record_keys = [i.key for i in found if keys.parse_contribution_record(i.key)]
+        if plan and commit and _lacks_planned(plan, record_keys):
+            record_keys = sorted({*record_keys, *packs.packed_contributions(n)})
         open_keys = [] if plan or commit else record_keys
         records = [r for r in reader.read_all(open_keys, ContributionRecord) if r is not None]
         known = commit or plan or (records[0] if records else None)
@@ -156,7 +161,16 @@ def _read_rounds(
                 sizes=_sizes(found),
             )
         )
+    reader.unreadable += [
+        Unreadable(key=key, reason=str(error)) for key, error in packs.take_refused()
+    ]
     return tuple(pictures)
+
+
+def _lacks_planned(plan: Plan, record_keys: Iterable[str]) -> bool:
+    """Return whether a planned contribution has no record of its own any more."""
+    listed = set(map(keys.parse_contribution_record, record_keys))
+    return any((plan.round, c.replica, c.incarnation) not in listed for c in plan.contributions)
 
 
 def _arrived(record_keys: Iterable[str], present: set[str]) -> tuple[StoredContribution, ...]:
@@ -235,7 +249,12 @@ def kind_of(key: str) -> str:
     """Return the category of an object, for the sum of sizes."""
     top = key.split("/", 1)[0]
     if top != "rounds":
-        names = {"group.json": "settings", "members": "leases", "state": "replica states"}
+        names = {
+            "group.json": "settings",
+            "members": "leases",
+            "packs": "records",
+            "state": "replica states",
+        }
         return names.get(top, top)
     if key.endswith(".bin"):
         return "payloads"

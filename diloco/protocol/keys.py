@@ -13,6 +13,7 @@ OWNER = "owner.json"
 GROUP = "group.json"
 MEMBERS = "members/"
 ROUNDS = "rounds/"
+PACKS = "packs/"
 CHECKPOINTS = "checkpoints/"
 CONTROL = "control/"
 JOURNAL = "control/journal/"
@@ -26,6 +27,9 @@ LAST_ROUND = 99_999_999
 """The largest numbers that a key has room for."""
 
 _INCARNATION = re.compile(r"[0-9]{5}-[0-9a-f]{8}")
+_ROUND_RECORD = re.compile(
+    rf"rounds/([0-9]{{8}})/(?:contributions/[0-9]{{5}}\.{_INCARNATION.pattern}|plan|commit)\.json"
+)
 
 
 def incarnation(seq: int, nonce: str) -> str:
@@ -89,6 +93,12 @@ def contributions(round: int) -> str:
     return f"{round_dir(round)}contributions/"
 
 
+def round_of_contributions(prefix: str) -> int | None:
+    """Return the round of :func:`contributions`, None for any other prefix."""
+    match = re.fullmatch(r"rounds/([0-9]{8})/contributions/", prefix)
+    return int(match[1]) if match else None
+
+
 def contribution_payload(round: int, replica: int, incarnation: str, slice: int = 0) -> str:
     """Return the key of a payload, or of its slice ``slice`` if the writer had several ranks."""
     name = f"{contributions(round)}{replica:05d}.{incarnation}"
@@ -114,6 +124,20 @@ def plan(round: int) -> str:
 
 def commit(round: int) -> str:
     return f"{round_dir(round)}commit.json"
+
+
+def round_pack(first: int) -> str:
+    """Return the key of the pack of the records of the rounds from ``first`` on
+    (:mod:`diloco.protocol.packed_rounds`). Packs of another format get another folder than ``1``.
+    """
+    return f"{PACKS}1/{first:08d}.pack"
+
+
+def round_of_record(key: str) -> int | None:
+    """Return the round of the key of a contribution record, plan or commit, None for any other
+    key."""
+    match = _ROUND_RECORD.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def reduced(round: int) -> str:
@@ -256,6 +280,7 @@ class Kind(StrEnum):
     PLAN = "plan"
     COMMIT = "commit"
     REDUCED = "reduced"
+    PACK = "pack"
     CHECKPOINT = "checkpoint"
     STATE = "state"
     TELEMETRY = "telemetry"
@@ -278,6 +303,7 @@ _KINDS = {
     Kind.PLAN: rf"rounds/{_N}/plan\.json",
     Kind.COMMIT: rf"rounds/{_N}/commit\.json",
     Kind.REDUCED: rf"rounds/{_N}/reduced/{_R}\.[0-9a-f]{{64}}",
+    Kind.PACK: rf"packs/1/{_N}\.pack",
     Kind.CHECKPOINT: (
         rf"checkpoints/{_N}/(?:manifest\.json|{_R}\.{_I}/(?:weights|outer)\.safetensors)"
     ),
@@ -294,7 +320,7 @@ _KINDS = {
 _KIND = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()))
 _FOLDERS = re.compile(
     rf"code|members(?:/{_R}(?:/{_I})?)?|rounds(?:/{_N}(?:/(?:contributions|reduced))?)?"
-    rf"|checkpoints(?:/{_N}(?:/{_R}\.{_I})?)?|state(?:/{_R}(?:/{_I}\.{_N})?)?"
+    rf"|packs(?:/1)?|checkpoints(?:/{_N}(?:/{_R}\.{_I})?)?|state(?:/{_R}(?:/{_I}\.{_N})?)?"
     rf"|telemetry(?:/{_R}(?:/{_I})?)?|control(?:/journal)?|final(?:/{_R}\.{_I})?|preflight"
 )
 

@@ -29,6 +29,7 @@ FOLDERS = frozenset(
         "control",
         "final",
         "members",
+        "packs",
         "preflight",
         "rounds",
         "state",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from diloco.protocol import keys
+from diloco.protocol.packed_rounds import PackedRounds
 from diloco.protocol.records import BadRecord, Commit, ContributionRecord, Plan, Record
 from diloco.store.base import ListingTooLong, MissingKey, Store
 from runs.ingest.validation import check_record
@@ -32,11 +33,13 @@ class RoundRecords:
 def read_round(
     store: Store, number: int, known: set[tuple[int, str]], replicas: frozenset[int]
 ) -> RoundRecords:
-    """Read the records of one round. I/O only, no database.
+    """Read the records of one round, packed or not. I/O only, no database.
 
     ``known`` are contributions that were read before. ``replicas`` are those of the run; records of
     other replicas are ignored.
     """
+    packs = store if isinstance(store, PackedRounds) else PackedRounds(store)
+    store = packs
     bad: list[tuple[str, BadRecord]] = []
     commit = _get(store, keys.commit(number), Commit, bad)
     refused = str(bad[0][1]) if bad else ""
@@ -55,6 +58,11 @@ def read_round(
             for line in (plan.contributions if plan is not None else ())
             if keys.is_incarnation(line.incarnation)
         ]
+    is_closed = commit is not None or bool(refused)
+    if is_closed and plan is None:
+        plan = _get(store, keys.plan(number), Plan, bad)
+    if is_closed and _lacks_planned(plan, names, known, replicas):
+        names = sorted({*names, *packs.packed_contributions(number)})
     # Sorted, so that the newest process of a replica that was relaunched during the round wins.
     listed = {
         parsed[1]: (parsed[2], key)
@@ -72,16 +80,30 @@ def read_round(
             records.append(record)
         else:
             bad.append((key, BadRecord("expected a record of its own key, found another's")))
-    if plan is None and (listed or commit is not None):
+    if plan is None and listed and not is_closed:
         plan = _get(store, keys.plan(number), Plan, bad)
     return RoundRecords(
         number=number,
         commit=commit,
         plan=plan,
         contributions=tuple(records),
-        bad=tuple(bad),
+        bad=(*bad, *packs.take_refused()),
         commit_refused=refused,
     )
+
+
+def _lacks_planned(
+    plan: Plan | None, names: list[str], known: set[tuple[int, str]], replicas: frozenset[int]
+) -> bool:
+    """Return whether a record that the plan names was neither listed nor read before: the records
+    of an old round are deleted after it was packed."""
+    listed = {parsed[1:] for key in names if (parsed := keys.parse_contribution_record(key))}
+    planned = {
+        (line.replica, line.incarnation)
+        for line in (plan.contributions if plan is not None else ())
+        if line.replica in replicas
+    }
+    return bool(planned - listed - known)
 
 
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:

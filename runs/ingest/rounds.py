@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from diloco.protocol import keys
+from diloco.protocol.packed_rounds import PackedRounds
 from diloco.protocol.records import BadRecord
 from diloco.store.base import Store
 from runs.ingest.round_pace import Before, commit_before, smoothed
@@ -63,7 +64,7 @@ def ingest_rounds(
     if resumed is None:
         resumed = [run.resumed_at] if run.resumed_at else []
     replicas = {r.number: r for r in Replica.objects.filter(run=run)}
-    rounds = _Rounds(run, store, replicas, now, changes, resumed)
+    rounds = _Rounds(run, PackedRounds(store), replicas, now, changes, resumed)
     for _ in range(COMMITS_PER_TICK):
         with about(round=run.next_round):
             if not rounds.ingest_next():
@@ -76,7 +77,7 @@ class _Rounds:
     """One pass over the commits of a run."""
 
     run: Run
-    store: Store
+    store: PackedRounds
     replicas: Mapping[int, Replica]
     now: datetime
     changes: Changes

@@ -20,6 +20,8 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from diloco.protocol.packed_rounds import BLOCK as PACKED_ROUNDS
+from diloco.protocol.packed_rounds import PackedRounds, PackTooLarge
 from diloco.store.base import Store
 from runs.backends import parallel_calls
 from runs.ingest.round_reader import RoundRecords, read_round
@@ -28,8 +30,8 @@ from runs.ingest.stores import RECORD_PATIENCE_S, BoundedStore, folder_store
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BLOCK = 8
-"""Rounds that one thread reads, one after the other."""
+BLOCK = PACKED_ROUNDS
+"""Rounds that one thread reads, one after the other: those of a pack, if there is one."""
 AHEAD = 32
 """Blocks of a bucket that are read at once. Nearly all the time of its requests is latency."""
 AHEAD_IN_FOLDER = 2
@@ -84,9 +86,10 @@ class _Block:
             self._reading = parallel_calls.begin(self._read, place=place, most=AHEAD)
 
     def _read(self) -> None:
-        with contextlib.suppress(_Stopped):
+        packs = PackedRounds(self._watched, packs_first=True, limit=BLOCK_BYTES)
+        with contextlib.suppress(_Stopped, PackTooLarge):
             for number in self.numbers:
-                records = read_round(self._watched, number, set(), self._replicas)
+                records = read_round(packs, number, set(), self._replicas)
                 self._rounds[number] = records
                 if not is_closed(records):
                     return
@@ -127,6 +130,7 @@ def closed_rounds(
     def begun() -> _Block:
         return _Block(bounded, next(firsts), replicas, clock)
 
+    packs = PackedRounds(store, packs_first=True)
     ahead = AHEAD if folder_store(store) is None else AHEAD_IN_FOLDER
     blocks = deque(begun() for _ in range(ahead))
     try:
@@ -135,7 +139,7 @@ def closed_rounds(
             ready = block.result()
             blocks.append(begun())
             for number in block.numbers:
-                records = ready.pop(number, None) or read_round(store, number, set(), replicas)
+                records = ready.pop(number, None) or read_round(packs, number, set(), replicas)
                 if not is_closed(records):
                     return
                 yield records

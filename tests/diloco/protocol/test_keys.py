@@ -18,6 +18,7 @@ VALUES = {
     "replica": 7,
     "incarnation": INCARNATION,
     "round": 12,
+    "first": 17,
     "shard": 3,
     "slice": 3,
     "digest": "a" * 64,
@@ -33,7 +34,7 @@ OBJECTS = {
     keys.final_dir: ("model.safetensors", "config.json", "summary.json", "sample.json"),
 }
 """Object names in the folders that these functions return."""
-NOT_OF_RUNS = ("allreduce", "incarnation", "parse_", "kind_of", "is_")
+NOT_OF_RUNS = ("allreduce", "incarnation", "parse_", "kind_of", "round_of_", "is_")
 
 
 def made() -> Iterator[str]:
@@ -83,6 +84,8 @@ def test_every_generated_key_and_its_folders_are_recognized() -> None:
         "control/journal/x.json",
         "final/model.safetensors",
         "heal/x",
+        "packs/00000017.pack",
+        "packs/2/00000017.pack",
         "preflight/x",
         "sagemaker/output.tar.gz",
         "ROUNDS/00000012/plan.json",
