@@ -8,7 +8,7 @@ database of a server. With a latency, every request and every page of a listing 
 in a bucket.
 
 Usage: python bench/long_log.py [--rounds 10000] [--replicas 8] [--checkpoint-every 10]
-       [--import-rounds 1000] [--latency-ms 0]
+       [--import-rounds 1000] [--latency-ms 0] [--single]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from diloco.protocol.records import CheckpointManifest, StoredObject
 from diloco.protocol.round_view import Totals
 from diloco.store.base import LISTED, PAGE_OBJECTS, LocalStore, ObjectInfo, Pages, Store
 from diloco.training.checkpoint import save_checkpoint
+from diloco.training.round_packs import pack_rounds
 from tests.diloco.bucket_harness import Harness, filled, who
 
 
@@ -80,8 +81,11 @@ def model() -> torch.nn.Module:
     return torch.nn.Linear(64, 64)
 
 
-def build(folder: Path, *, rounds: int, replicas: int, checkpoint_every: int) -> None:
-    """Write a log of ``rounds`` rounds with a usable checkpoint after the last one."""
+def build(folder: Path, *, rounds: int, replicas: int, checkpoint_every: int, packed: bool) -> None:
+    """Write a log of ``rounds`` rounds with a usable checkpoint after the last one.
+
+    With ``packed``, the writer of each checkpoint packs old records.
+    """
     store = LocalStore(folder)
     group = Harness(
         store,
@@ -98,11 +102,14 @@ def build(folder: Path, *, rounds: int, replicas: int, checkpoint_every: int) ->
         group.contribute(round, *members, payload=False)
         group.plan(round, *members)
         group.commit(round, *members, tokens_total=100 * replicas * round)
-    for round in range(checkpoint_every, rounds, checkpoint_every):
+        if round % checkpoint_every or round == rounds:
+            continue
         folder_of = keys.checkpoint_dir(round, 0, who(0).incarnation)
         swept = StoredObject(key=f"{folder_of}weights.safetensors", size_bytes=500, sha256="0")
         manifest = filled(CheckpointManifest, round=round, writer=who(0), weights=swept, outer=None)
         store.put(keys.checkpoint_manifest(round), manifest.to_bytes())
+        if packed:
+            pack_rounds(store)
     layout = Layout(model())
     save_checkpoint(
         store,
@@ -177,9 +184,14 @@ def main() -> int:
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--import-rounds", type=int, default=1_000, help="0: no import")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="of each request")
+    parser.add_argument("--single", action="store_true", help="do not pack old records")
     given = parser.parse_args()
     print("| rounds | what | seconds | GET | LIST |\n| ---: | --- | ---: | ---: | ---: |")
-    shape = {"replicas": given.replicas, "checkpoint_every": given.checkpoint_every}
+    shape = {
+        "replicas": given.replicas,
+        "checkpoint_every": given.checkpoint_every,
+        "packed": not given.single,
+    }
     with tempfile.TemporaryDirectory() as root:
         short = Path(root).resolve() / "short"
         build(short, rounds=20, **shape)

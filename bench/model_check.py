@@ -62,7 +62,10 @@ def _run(seed: int, totals: Counter[str]) -> str:
     return outcome.failure
 
 
-SHOWN = ("operations", "kill", "garble", "rot", "decay", "record", "runs that damage stopped")
+SHOWN = (
+    *("operations", "kill", "garble", "rot", "decay", "record", "packs", "records deleted"),
+    "runs that damage stopped",
+)
 
 
 def _summary(totals: Counter[str], failed: list[int], seconds: float) -> str:

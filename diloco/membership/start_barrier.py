@@ -41,7 +41,7 @@ def wait_for_start(
     own, ready = {lease.identity.replica}, 1
     while ready < required or clock.monotonic() < give_up_s:
         observer.look()
-        if observer.begun() or store.list(keys.contributions(1)):
+        if observer.begun() or store.list(keys.round_dir(1)):
             return
         ready = len(observer.ready_to_begin() | own)
         live = len(observer.working_towards(1) | own)

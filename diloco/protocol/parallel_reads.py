@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -22,6 +22,8 @@ from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
+A = TypeVar("A")
+T = TypeVar("T")
 
 RECORDS_IN_FLIGHT = 8
 """Small objects that :func:`read_each` reads at once."""
@@ -164,9 +166,13 @@ def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R |
         except BadRecord as error:
             return error
 
-    if len(keys) < 2:
-        results = [get(key) for key in keys]
-    else:
-        with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(keys)), "read_each") as pool:
-            results = list(pool.map(get, keys))
+    results = call_each(get, keys)
     return {key: result for key, result in zip(keys, results, strict=True) if result is not None}
+
+
+def call_each(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:
+    """Return the result of ``function`` for each argument, a few calls at once."""
+    if len(arguments) < 2:
+        return [function(argument) for argument in arguments]
+    with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(arguments)), "read_each") as pool:
+        return list(pool.map(function, arguments))

@@ -467,6 +467,14 @@ class GroupSettings:
         unit="rounds",
         zero="only when leaving",
     )
+    pack_records: str = choice_setting(
+        "on",
+        "Pack old records",
+        "on: the records of old rounds are merged into one object per 16 rounds, so that a long "
+        "run is imported in few requests.",
+        "saving",
+        choices=("on", "off"),
+    )
 
     def __post_init__(self) -> None:
         for spec in setting_fields():

@@ -19,7 +19,7 @@ from diloco.store.daemon import call_in_daemon
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT, STATE = "checkpoint", "replica state"
+CHECKPOINT, STATE, PACKS = "checkpoint", "replica state", "packs of old rounds"
 """The kinds of writes; one of each kind runs at a time."""
 POLL_S = 1.0
 CANCELLED_S = 5.0

@@ -231,10 +231,11 @@ def sweep(store: Store, *, rounds_kept: int = 0, at_the_end: bool = False) -> in
     """Delete the objects that no joining replica needs; return their number.
 
     Kept are the newest two complete checkpoints, the payloads of rounds after the older of them and
-    of ``rounds_kept`` rounds before, and permanently all records, plans, commits and manifests. A
-    sweep can miss objects (its process died, or an upload arrived later), so each sweep lists the
-    rounds of the last checkpoints again, and the sweep ``at_the_end`` of a run many more. The cost
-    is one request per round and sweep; each round is listed :data:`SWEPT_AGAIN` + 1 times.
+    of ``rounds_kept`` rounds before, and all manifests and records; the records of old rounds are
+    packed (:mod:`diloco.training.round_packs`). A sweep can miss objects (its process died, or an
+    upload arrived later), so each sweep lists the rounds of the last checkpoints again, and the
+    sweep ``at_the_end`` of a run many more. The cost is one request per round and sweep; each round
+    is listed :data:`SWEPT_AGAIN` + 1 times.
     """
     listed = [info.key for info in store.list(keys.CHECKPOINTS)]
     manifests = {

@@ -18,7 +18,7 @@ from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.protocol.telemetry import Evaluation, RoundReport
 from diloco.store.base import StoreError
 from diloco.store.metered import StoreUsage
-from diloco.training.background import CHECKPOINT, STATE, BackgroundWrites
+from diloco.training.background import CHECKPOINT, PACKS, STATE, BackgroundWrites
 from diloco.training.checkpoint import manifest_rounds, save_checkpoint, sweep
 from diloco.training.context import ReplicaContext
 from diloco.training.final_export import checkpointer, evaluator
@@ -27,6 +27,7 @@ from diloco.training.initial_state import checkpoint_wait_s
 from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, RoundProgress
 from diloco.training.replica_state import EarlyContribution, ReplicaState, StateWriter
+from diloco.training.round_packs import pack_rounds
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class PostRoundTasks:
         if (mine or self.checkpoint_requested) and self._context.can_create():
             self.checkpoint(commit)
             self.checkpoint_requested = False
+            if self._settings.pack_records == "on" and not commit.last:
+                self._start_packing()
         if settings.state_every and count % settings.state_every == 0 and not commit.last:
             self.save_own()
 
@@ -166,6 +169,19 @@ class PostRoundTasks:
                 sweep(self._store, rounds_kept=self._settings.residual_rounds)
             except StoreError as error:
                 log.warning("could not delete old objects, a later sweep will retry: %s", error)
+
+    def _start_packing(self) -> None:
+        """Start packing the records of old rounds in the background, unless that is under way. No
+        outer step waits for it."""
+        if not self._writes.is_running(PACKS):
+            self._writes.start(PACKS, self._pack)
+
+    def _pack(self) -> None:
+        kept, check = self._settings.residual_rounds, partial(self._writes.check, PACKS)
+        try:
+            pack_rounds(self._store, rounds_kept=kept, check=check)
+        except StoreError as error:
+            log.warning("could not pack old records, a later call will retry: %s", error)
 
     def save_own(self) -> None:
         """Save the replica state: inner optimizer, residuals, data position. At most once a

@@ -15,9 +15,11 @@ from diloco.inspect import inspect, main
 from diloco.inspection.reader import find_last
 from diloco.inspection.reading import NotARun, Scope
 from diloco.protocol import keys
+from diloco.protocol.packed_rounds import BLOCK
 from diloco.protocol.telemetry import Evaluation
 from diloco.store.base import LISTED, LocalStore, ObjectInfo
 from diloco.store.open import open_store
+from diloco.training.round_packs import pack_rounds
 from tests.diloco.bucket_harness import Harness, who
 from tests.diloco.clocks import ManualClock
 
@@ -86,6 +88,29 @@ def test_only_shown_objects_are_read(tmp_path: Path) -> None:
     assert len(segments) <= 2 * 20, "one pack for each missing segment"
     assert len(store.got) < 90
     assert len(store.threads) > 1
+
+
+def test_packed_rounds_are_shown_as_before(harness: Harness) -> None:
+    store, scope = harness.store, Scope(first=1, last=2 * BLOCK)
+    for number in range(1, 2 * BLOCK + 3):
+        harness.contribute(number, 0, 1, 2, payload=False)
+        harness.plan(number, 0, 1)
+        harness.commit(number, 0, 1)
+
+    def shown() -> list[tuple[object, ...]]:
+        picture = inspect(store, scope=scope, clock=ManualClock())
+        return [(r.round, r.plan, r.commit, r.arrived) for r in picture.rounds]
+
+    before = shown()
+    for number in (0, 2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + 2):
+        harness.checkpoint(number)
+        pack_rounds(store)
+    assert not store.list(keys.contributions(1)) and not store.list(keys.contributions(2 * BLOCK))
+    assert shown() == before
+    store.put(keys.round_pack(1), b"no pack")
+    picture = inspect(store, scope=scope, clock=ManualClock())
+    assert [bad.key for bad in picture.unreadable] == [keys.round_pack(1)]
+    assert len(picture.rounds) == 2 * BLOCK
 
 
 def test_a_final_heartbeat_is_read_once(tmp_path: Path) -> None:

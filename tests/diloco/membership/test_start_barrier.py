@@ -6,14 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from diloco.membership.lease import Lease
 from diloco.membership.observer import Observer
+from diloco.membership.start_barrier import wait_for_start
 from diloco.protocol import keys
 from diloco.protocol.records import Heartbeat
-from diloco.store.base import MissingKey, Store
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore, MissingKey, Store
 
 MakeGroup = Callable[..., Any]
 
@@ -109,6 +114,21 @@ def test_an_expired_lease_shows_that_training_has_started(tiny_group: MakeGroup)
         observer.look()
         assert observer.begun() is begun, changes
         assert observer.live() == frozenset()
+
+
+def test_a_run_whose_first_records_are_packed_has_begun(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put(keys.commit(1), b"{}")
+    lease = SimpleNamespace(beat=lambda: None, identity=SimpleNamespace(replica=0))
+    observer = SimpleNamespace(look=lambda: None, begun=lambda: False)
+    wait_for_start(
+        store,
+        GroupSettings(num_replicas=3, start_replicas=3),
+        lease=cast(Lease, lease),
+        observer=cast(Observer, observer),
+        clock=group_clock(),
+        check=lambda: None,
+    )
 
 
 def group_clock() -> Any:

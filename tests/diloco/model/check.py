@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from diloco.errors import FencedOut, ReplicaError, RoundTimeout
+from diloco.protocol import keys
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreDenied
 from tests.diloco.model import oracle
@@ -128,7 +129,11 @@ def _check_with_oracle(harness: Harness) -> None:
         harness.settings.to_dict(),
         swept_s=harness.swept_s,
         list_lag_s=LIST_LAG_S if harness.scenario.chances.stale else 0.0,
+        damaged=bucket.ever_damaged,
     )
+    records = [key for key in bucket.written if keys.parse_contribution_record(key)]
+    harness.counts["packs"] += sum(key.startswith(keys.PACKS) for key in bucket.objects)
+    harness.counts["records deleted"] += sum(key not in bucket.objects for key in records)
     harness.counts["objects after the last sweep"] += sum(
         when_s >= harness.swept_s
         for key, when_s in bucket.written_s.items()

@@ -117,8 +117,9 @@ class Chances:
     late_s: float = 90.0
 
 
-PERMANENT = (".bin", ".safetensors", "/reduced/", "contributions/")
-"""Objects that other objects can replace: these are also damaged for good."""
+PERMANENT = (".bin", ".safetensors", "/reduced/", "contributions/", "packs/")
+"""Objects that other objects can replace, and packs, which no replica needs: these are also damaged
+for good."""
 
 
 RECORDS = ("/plan.json", "/commit.json", "/manifest.json", "contributions/")

@@ -290,6 +290,8 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.syncer.SystemClock": lambda: harness.scheduler,
         "diloco.syncer.secrets": secrets,
         "diloco.protocol.blocks.SMALLEST_BLOCK": 256,
+        "diloco.protocol.packed_rounds.BLOCK": 2,
+        "diloco.training.round_packs.BLOCK": 2,
     }
     logger = logging.getLogger("diloco")
     level = logger.level

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,14 @@ def check(
     *,
     swept_s: float,
     list_lag_s: float = 0.0,
+    damaged: Collection[str] = (),
 ) -> Log:
     """Check all invariants. Raises :class:`Violation`.
 
     ``objects`` is the content of the bucket at the end, ``written`` the last bytes stored under
     each key, ``written_s`` their time, including deleted objects. The last successful sweep began
-    at ``swept_s``; a listing is at most ``list_lag_s`` old.
+    at ``swept_s``; a listing is at most ``list_lag_s`` old. ``damaged`` are the keys whose bytes a
+    fault has changed.
     """
     log = Log(written, settings)
     log.replay()
@@ -51,6 +55,7 @@ def check(
     in_time = {k: v for k, v in objects.items() if written_s[k] < swept_s - list_lag_s}
     check_leftovers(objects, in_time, written)
     check_states(objects, written_s, list_lag_s=list_lag_s)
+    check_packs(objects, written, damaged)
     return log
 
 
@@ -361,6 +366,38 @@ def check_states(
         )
 
 
+def check_packs(
+    objects: dict[str, bytes], written: dict[str, bytes], damaged: Collection[str]
+) -> None:
+    """Check that plans and commits are under their own keys, and each contribution record under its
+    own or with the same bytes in a pack; except for what a fault has damaged."""
+    packed: set[str] = set()
+    packs = {
+        int(match[1]): key
+        for key in objects
+        if (match := re.fullmatch(r"packs/1/(\d{8})\.pack", key))
+    }
+    for first, key in packs.items():
+        if key in damaged:
+            continue
+        records = _unpacked(objects[key])
+        rounds = {int(name.split("/")[1]) for name in records}
+        require(rounds == set(range(first, first + len(rounds))), f"{key} has rounds {rounds}")
+        for round in rounds:
+            for name in ("plan.json", "commit.json"):
+                require(f"rounds/{round:08d}/{name}" in records, f"{key} lacks {name} of {round}")
+        for name, data in records.items():
+            require(written.get(name) == data, f"{key} has other bytes of {name}")
+        packed |= records.keys()
+    for key in sorted(written.keys() - objects.keys()):
+        require(not re.fullmatch(r"rounds/\d{8}/(plan|commit)\.json", key), f"{key} was deleted")
+        if key in packed or key in damaged:
+            continue
+        if match := re.fullmatch(r"rounds/(\d{8})/contributions/.*\.json", key):
+            pack = packs.get(max((n for n in packs if n <= int(match[1])), default=0), "a pack")
+            require(pack in damaged, f"{key} was deleted and is not in {pack}")
+
+
 # -- formats, as docs/protocol.md has them ---------------------------------------------------------
 
 
@@ -374,6 +411,18 @@ def _safetensors(data: bytes) -> dict[str, Array]:
         body = data[8 + length + start : 8 + length + stop]
         result[name] = np.frombuffer(body, np.float32).reshape(entry["shape"])
     return result
+
+
+def _unpacked(data: bytes) -> dict[str, bytes]:
+    raw = zlib.decompress(data)
+    start = 4 + int.from_bytes(raw[:4], "big")
+    header = json.loads(raw[4:start])
+    records = {}
+    for name, size in zip(header["keys"], header["sizes"], strict=True):
+        records[name] = raw[start : start + size]
+        start += size
+    require(start == len(raw), f"the pack of round {header['first']} has other sizes")
+    return records
 
 
 def _fragments(tensors: list[tuple[str, list[int]]], log: Log) -> list[list[str]]:

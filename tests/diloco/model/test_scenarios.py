@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from diloco.membership.start_barrier import wait_for_start
+from diloco.protocol import keys
 from diloco.protocol.records import Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreDenied, StoreUnavailable
@@ -63,6 +64,7 @@ def run(harness: Harness) -> None:
         bucket.written_s,
         harness.settings.to_dict(),
         swept_s=harness.swept_s,
+        damaged=bucket.ever_damaged,
     )
 
 
@@ -344,6 +346,19 @@ def test_a_later_sweep_deletes_what_an_earlier_one_missed(monkeypatch: pytest.Mo
     with on_put(harness.bucket, late):
         run(harness)
     assert len(calls) > 5
+
+
+@pytest.mark.parametrize("pack_records", ["on", "off"])
+def test_the_writers_of_checkpoints_pack_old_rounds(pack_records: str) -> None:
+    harness = make_harness(checkpoint_every=1, total_rounds=10, pack_records=pack_records)
+    run(harness)
+    objects = harness.bucket.objects
+    packs = [key for key in objects if key.startswith(keys.PACKS)]
+    expected = [1, 3, 5] if pack_records == "on" else []
+    assert packs[: len(expected)] == [keys.round_pack(n) for n in expected]
+    assert bool(packs) == bool(expected)
+    left = {int(key.split("/")[1]) for key in objects if keys.parse_contribution_record(key)}
+    assert (1 in left) == (3 in left) == (pack_records == "off")
 
 
 def test_a_replica_joins_during_an_outage_of_minutes() -> None:
