@@ -143,6 +143,17 @@ def join(
     return group
 
 
+def replica_number(environment: Mapping[str, str]) -> int | None:
+    """Return the number in ``REPLICA_RANK``; None if it is not set. Raises :class:`ValueError`."""
+    text = environment.get("REPLICA_RANK", "")
+    if text and not text.isdecimal():
+        raise ValueError(
+            f"REPLICA_RANK: expected a replica number, found {text!r}. Set it to 0, 1, ... or "
+            "unset it to take a free number"
+        )
+    return int(text) if text else None
+
+
 def many_ranks() -> bool:
     """Return whether this process is one of several ranks of its replica."""
     ready = distributed.is_available() and distributed.is_initialized()
