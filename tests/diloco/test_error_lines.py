@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import diloco
 from diloco.error_lines import error_line, in_one_line
 from diloco.errors import FencedOut, ReplicaError
 from diloco.exit_codes import EX_CONFIG, EX_TEMPFAIL, exit_code_of
@@ -84,3 +87,59 @@ def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StoreDenied), in_one_line(URI):
         raise error.value
     assert "AWS_" not in error_line(error.value), "its message has the remedy"
+
+
+# -- a program that calls join ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def _as_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+
+def refused(folder: Path) -> ReplicaError:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ReplicaError) as error:
+        diloco.join(str(folder), model, optimizer)
+    return error.value
+
+
+def printed(error: BaseException, capsys: pytest.CaptureFixture[str]) -> str:
+    sys.excepthook(type(error), error, error.__traceback__)
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_as_in_a_program")
+def test_a_refused_join_ends_a_program_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = refused(tmp_path)
+    assert printed(error, capsys) == (
+        f"error: expected group.json under {tmp_path.as_uri()}, found none. Check the URI, create "
+        "the group with python -m diloco.init, or pass settings to diloco.join\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["train.py", "-v"])
+    assert printed(error, capsys).startswith("Traceback (most recent call last):\n")
+
+
+@pytest.mark.usefixtures("_as_in_a_program")
+def test_every_other_exception_of_the_program_keeps_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(tmp_path)
+    assert "Traceback" in printed(failure(ReplicaError("later")), capsys)
+
+
+def failure(error: Exception) -> Exception:
+    with pytest.raises(type(error)):
+        failing(error)
+    return error
+
+
+@pytest.mark.usefixtures("_as_in_a_program")
+def test_a_programs_own_hook_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", own := lambda *_: None)
+    refused(tmp_path)
+    assert sys.excepthook is own
