@@ -73,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    """Version of the installed distribution, or of the source tree if none is installed."""
+    """Version of the installed distribution; a source tree has none."""
     try:
         return version("archipelago-diloco")
     except PackageNotFoundError:
-        return "0.1.0 (not installed)"
+        return "not installed"
 
 
 def parser() -> argparse.ArgumentParser:

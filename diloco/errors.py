@@ -6,8 +6,18 @@ from enum import StrEnum
 
 
 def install_extra(name: str) -> str:
-    """Return how to install an extra of the library, for messages. It is on no package index."""
-    return f"run pip install '.[{name}]' in a clone of the Archipelago repository"
+    """Return how to install an extra of the library, for messages. pip takes the requirements of
+    the extra from the installed package."""
+    return f"run pip install 'archipelago-diloco[{name}]'"
+
+
+def without_module(error: ModuleNotFoundError, extra: str, *, caller: str) -> BaseException:
+    """Return the exception for a command that needs a missing module: its end with one line, or
+    where ``caller``, the module's ``__name__``, is not run as a command, an error."""
+    message = f"expected {error.name}, found none; {install_extra(extra)}"
+    if caller == "__main__":
+        return SystemExit(f"error: {message}")
+    return ModuleNotFoundError(message, name=error.name)
 
 
 class ReplicaError(Exception):

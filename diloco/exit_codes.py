@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from diloco.error_lines import print_error
 from diloco.errors import FencedOut, ReplicaError
 from diloco.protocol.group_document import ProtocolMismatch
 from diloco.protocol.settings import SettingsError
@@ -41,16 +42,20 @@ PERMANENT = (
 """Errors that a restart does not fix."""
 
 
-def exit_code_of(work: Callable[[], int]) -> int:
-    """Call ``work`` and return its exit code; print its exception and return the code of that."""
+def exit_code_of(work: Callable[[], int], *, uri: str = "", verbose: bool = False) -> int:
+    """Call ``work`` and return its exit code; print its exception and return the code of that.
+
+    An expected error is one line (:func:`~diloco.error_lines.print_error`), of the store at
+    ``uri``; another exception has its traceback.
+    """
     try:
         return work()
     except StoreUnavailable as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error, uri=uri, verbose=verbose)
         return EX_TEMPFAIL
     except PERMANENT as error:
         kind = "fenced out" if isinstance(error, FencedOut) else "error"
-        print(f"{kind}: {error}", file=sys.stderr)
+        print_error(error, uri=uri, kind=kind, verbose=verbose)
         is_outage = isinstance(error, StoreDenied) and permitted_before()
         return EX_TEMPFAIL if is_outage else EX_CONFIG
     except Exception:

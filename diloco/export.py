@@ -12,6 +12,14 @@ and cannot be exported; its weights are in the bucket as safetensors.
 
 from __future__ import annotations
 
+from diloco.errors import without_module
+
+try:
+    import torch  # noqa: F401
+    import transformers
+except ModuleNotFoundError as missing:
+    raise without_module(missing, "torch,transformers", caller=__name__) from None
+
 import argparse
 import json
 import sys
@@ -19,12 +27,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from diloco.command_line import add_common_options
+from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.model import named_parameters
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
@@ -34,7 +43,6 @@ from diloco.store.open import open_store
 from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.initial_state import read_document
 from diloco.training.stored_objects import get_object, load_tensors
-from diloco.versions import add_version
 from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import Tokenizer, load_tokenizer
 
@@ -141,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m diloco.export",
         description="Export the weights of a run as a directory for from_pretrained.",
     )
-    add_version(parser)
+    add_common_options(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument("folder", type=Path, help="directory to write")
     parser.add_argument("--tokenizer", default="", help="directory, name on the Hub or 'bytes'")
@@ -153,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.push_to_hub:
             print(push(arguments.folder, arguments.push_to_hub, private=arguments.private))
     except (ValueError, ReplicaError, ProtocolMismatch, StoreError, HfHubHTTPError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
+        print_error(e, uri=arguments.uri, verbose=arguments.verbose)
         return 1
     return 0
 

@@ -9,6 +9,13 @@ Supports the built-in byte-level GPT only, one sample at a time, without a key-v
 
 from __future__ import annotations
 
+from diloco.errors import without_module
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise without_module(missing, "torch", caller=__name__) from None
+
 import argparse
 import codecs
 import json
@@ -17,9 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from diloco.command_line import add_common_options
+from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
@@ -29,7 +37,6 @@ from diloco.store.open import open_store
 from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.training.stored_objects import get_object, load_tensors
-from diloco.versions import add_version
 from diloco.workloads.base import first_words
 from diloco.workloads.byte_gpt import ByteGPT, model_config, model_from_config, sample_bytes
 
@@ -94,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.generate", description="Sample text from the model of a run."
     )
-    add_version(parser)
+    add_common_options(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     parser.add_argument(
         "--prompt", default=first_words(STDLIB), help="text to continue (default: 'def ')"
@@ -126,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         sys.stdout.write(text.decode(b"", final=True) + "\n")
     except (ValueError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error, uri=arguments.uri, verbose=arguments.verbose)
         return 1
     return 0
 

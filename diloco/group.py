@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import distributed, nn
 
 from diloco.clock import Clock, SystemClock
+from diloco.error_lines import in_one_line
 from diloco.membership.graceful_shutdown import GracefulShutdown
 from diloco.model.buffers import Buffers
 from diloco.model.inner_state import InnerOptimizers, Stateful, optimizers_of
@@ -22,7 +23,7 @@ from diloco.training.create_or_join import create_or_check
 from diloco.training.group import Group
 from diloco.training.join_options import JoinOptions
 from diloco.training.post_round import Evaluate
-from diloco.training.progress import OnRound, on_round_of
+from diloco.training.progress import OnRound, callbacks_of
 from diloco.training.sample import Sampler
 
 __all__ = ["Group", "join"]
@@ -30,9 +31,9 @@ __all__ = ["Group", "join"]
 
 def join(
     uri: str,
-    *,
     model: nn.Module,
     inner_optimizer: InnerOptimizers,
+    *,
     replica: int | None = None,
     settings: GroupSettings | None = None,
     fresh: bool | str = False,
@@ -62,7 +63,10 @@ def join(
         model: the model to train. Its trainable parameters are the weights of the group.
         inner_optimizer: an optimizer over exactly these parameters, or several that divide them,
             e.g. ``[muon, adamw]``. Their states are saved for the next process of the replica.
-        replica: number of this replica in the run, by default ``REPLICA_RANK``.
+        replica: number of this replica in the run, by default ``REPLICA_RANK``. Without either, a
+            number is taken from the store: the lowest one whose process has ended or has been dead
+            for the heartbeat timeout, whose saved state is resumed, else the lowest unused one.
+            Give numbers to all replicas of a group or to none.
         settings: the settings of the group. If there is no group, it is created with them; else the
             group must have the same. All replicas can pass them at once: one of them creates the
             group. None joins an existing group, whatever its settings are.
@@ -84,8 +88,9 @@ def join(
             are closer together.
         stateful: objects with ``state_dict`` and ``load_state_dict`` (data loader, scheduler, ...)
             that are saved with the inner optimizers and restored in the replica's next process.
-        progress: True prints one line per round; a function is called with a
-            :class:`~diloco.training.progress.RoundProgress`.
+        progress: True prints what the replica waits for and a line per round, or a bar on a
+            terminal where tqdm is installed; a function is called with the
+            :class:`~diloco.training.progress.RoundProgress` of each round.
         graceful_shutdown: lets a signal handler request a shutdown before this call returns; later,
             use :meth:`Group.leave`.
         startup: durations of the phases before this call, reported with the first round.
@@ -101,39 +106,49 @@ def join(
         ProtocolMismatch: the group uses a protocol version that is not supported.
         SettingsError: the group has invalid settings.
         StoreError: the store is unavailable or denies access.
+
+    A program that does not handle such an error ends with its message as one line, and with the
+    traceback if the program was started with ``-v``.
     """
-    if store is None:
-        check_rendezvous(uri, relative=True)
-    if fresh and settings is None:
-        raise ValueError("fresh: expected the settings of the new group, found none")
-    if replica is None:
-        replica = int(os.environ["REPLICA_RANK"])
-    options = JoinOptions(
-        replica=replica,
-        model=model,
-        inner_optimizers=optimizers_of(inner_optimizer),
-        buffers=buffers,
-        evaluate=evaluate,
-        config=config or {},
-        sample=sample,
-        heartbeat_interval_s=heartbeat_interval_s,
-        telemetry_interval_s=telemetry_interval_s,
-        stateful=stateful,
-        on_round=on_round_of(progress),
-        graceful_shutdown=graceful_shutdown,
-        startup=startup,
-        clock=clock,
-    )
+    with in_one_line(uri):
+        if store is None:
+            check_rendezvous(uri, relative=True)
+        if fresh and settings is None:
+            raise ValueError("fresh: expected the settings of the new group, found none")
+        on_round, on_status = callbacks_of(progress)
+        options = JoinOptions(
+            replica=replica_number(os.environ) if replica is None else replica,
+            model=model,
+            inner_optimizers=optimizers_of(inner_optimizer),
+            buffers=buffers,
+            evaluate=evaluate,
+            config=config or {},
+            sample=sample,
+            heartbeat_interval_s=heartbeat_interval_s,
+            telemetry_interval_s=telemetry_interval_s,
+            stateful=stateful,
+            on_round=on_round,
+            on_status=on_status,
+            graceful_shutdown=graceful_shutdown,
+            startup=startup,
+            clock=clock,
+        )
 
-    def opened_store() -> Store:
-        return store or open_store(uri, coordinator=True)
+        def opened_store() -> Store:
+            return store or open_store(uri, coordinator=True)
 
-    def open_group() -> Store:
-        opened = opened_store()
-        if settings is not None:
-            create_or_check(opened, settings, fresh=fresh, clock=clock or SystemClock())
-        return opened
+        def open_group() -> Store:
+            opened = opened_store()
+            if settings is not None:
+                create_or_check(opened, settings, fresh=fresh, clock=clock or SystemClock())
+            return opened
 
+        return _join(open_group, options, opened_store)
+
+
+def _join(
+    open_group: Callable[[], Store], options: JoinOptions, opened_store: Callable[[], Store]
+) -> Group:
     if many_ranks():
         from diloco.ranks.group import join_ranks  # it imports this module, and more of torch
 
@@ -141,6 +156,17 @@ def join(
     group = Group(open_group(), options)
     group._start()
     return group
+
+
+def replica_number(environment: Mapping[str, str]) -> int | None:
+    """Return the number in ``REPLICA_RANK``; None if it is not set. Raises :class:`ValueError`."""
+    text = environment.get("REPLICA_RANK", "")
+    if text and not text.isdecimal():
+        raise ValueError(
+            f"REPLICA_RANK: expected a replica number, found {text!r}. Set it to 0, 1, ... or "
+            "unset it to take a free number"
+        )
+    return int(text) if text else None
 
 
 def many_ranks() -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from diloco.clock import Clock, SystemClock
+from diloco.command_line import add_common_options
+from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.membership.observer import Observer
 from diloco.protocol import keys
@@ -19,7 +21,6 @@ from diloco.protocol.workload import WORKLOADS, ByteGPTWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
 from diloco.store.uris import check_rendezvous
-from diloco.versions import add_version
 
 
 def create_group(
@@ -116,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         help="in a group that has committed no round and has no live replica: delete the model "
         "that the first replica to join has defined, so that the next one defines it",
     )
-    add_version(parser)
+    add_common_options(parser)
     arguments = parser.parse_args(argv)
     try:
         check_rendezvous(arguments.uri, relative=True)
@@ -136,11 +137,11 @@ def main(argv: list[str] | None = None) -> int:
             name=arguments.name,
         )
     except (ReplicaError, SettingsError, StoreError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error, uri=arguments.uri, verbose=arguments.verbose)
         return 1
     print(f"group {document.run_id} at {arguments.uri}")
     if arguments.own_loop:
-        print(f"take part with: diloco.join({arguments.uri!r}, replica=0, model=..., ...)")
+        print(f"take part with: diloco.join({arguments.uri!r}, model, optimizer)")
     else:
         print(f"start replicas with: REPLICA_RANK=0 python -m diloco.replica {arguments.uri}")
     return 0

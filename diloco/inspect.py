@@ -25,6 +25,8 @@ from typing import Any
 
 from diloco.callable_module import CallableModule
 from diloco.clock import Clock, SystemClock
+from diloco.command_line import add_common_options
+from diloco.error_lines import print_error
 from diloco.inspection.findings import findings
 from diloco.inspection.leases import LeaseWatch
 from diloco.inspection.picture import Picture
@@ -34,7 +36,6 @@ from diloco.protocol.group_document import PROTOCOL
 from diloco.store.base import Store, StoreDenied, StoreError
 from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
-from diloco.versions import add_version
 
 THREADS = 16
 PATIENCE_S = 20.0
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.inspect", description="Show a run from its bucket alone."
     )
-    add_version(parser)
+    add_common_options(parser)
     add = parser.add_argument
     add("uri", help="rendezvous URI of the run, or its folder")
     which = parser.add_mutually_exclusive_group()
@@ -181,10 +182,10 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (NotARun, StoreDenied) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error, uri=arguments.uri, verbose=arguments.verbose)
         return 2
     except StoreError as error:
-        print(f"error: the store failed: {error}", file=sys.stderr)
+        print_error(error, uri=arguments.uri, verbose=arguments.verbose)
         return 1
     return 0
 

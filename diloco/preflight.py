@@ -23,10 +23,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from diloco.clock import Clock, SystemClock
+from diloco.command_line import add_common_options
 from diloco.protocol import keys
 from diloco.store.base import PART_BYTES, LocalStore, Store, StoreError, StoreUnavailable
 from diloco.store.open import open_store
-from diloco.versions import add_version
 
 RACERS = 8
 NO_ANSWER = (
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m diloco.preflight",
         description="Check that a bucket supports every request of a run.",
     )
-    add_version(parser)
+    add_common_options(parser)
     parser.add_argument("uri", metavar="URI", help="the rendezvous: s3://..., gs://..., a folder")
     parser.add_argument("--quick", action="store_true", help="skip the large object and the race")
     given: Any = parser.parse_args(arguments)

@@ -10,6 +10,14 @@ On SIGTERM or SIGINT the replica contributes its work, saves its state and exits
 
 from __future__ import annotations
 
+from diloco.errors import without_module
+
+try:
+    import torch
+    import torch.distributed as dist
+except ModuleNotFoundError as missing:
+    raise without_module(missing, "torch", caller=__name__) from None
+
 import argparse
 import gc
 import logging
@@ -17,25 +25,21 @@ import math
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from diloco.clock import SystemClock
+from diloco.command_line import add_common_options
 from diloco.errors import StopReason
-from diloco.exit_codes import EX_CONFIG, EX_TERMINATED, end_process, exit_code_of
-from diloco.group import Group, join
+from diloco.exit_codes import EX_TERMINATED, end_process, exit_code_of
+from diloco.group import Group, join, replica_number
 from diloco.membership.graceful_shutdown import GracefulShutdown
 from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import startup_of_process
 from diloco.training.initial_state import read_document
 from diloco.training.sample import sampler_of
-from diloco.versions import add_version
 from diloco.workloads import load_workload
 from diloco.workloads.base import Workload
 
@@ -167,19 +171,27 @@ def end_rank() -> None:
         dist.destroy_process_group()
 
 
+def _number() -> int:
+    number = replica_number(os.environ)
+    if number is None:  # it selects the workload's data before the replica joins
+        raise ValueError(
+            "REPLICA_RANK: expected a replica number, found none. Start each replica with another "
+            "number, e.g. REPLICA_RANK=0 python -m diloco.replica URI"
+        )
+    return number
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m diloco.replica", description=__doc__)
-    add_version(parser)
+    add_common_options(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     arguments = parser.parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    rank = os.environ.get("REPLICA_RANK", "")
-    if not rank.isdigit():
-        print(f"error: REPLICA_RANK: expected a replica number, found {rank!r}", file=sys.stderr)
-        return EX_CONFIG
-    code = exit_code_of(lambda: run(arguments.uri, int(rank)))
+    code = exit_code_of(
+        lambda: run(arguments.uri, _number()), uri=arguments.uri, verbose=arguments.verbose
+    )
     end_rank()
     return code
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from diloco.callable_module import CallableModule
+from diloco.command_line import add_common_options
+from diloco.error_lines import print_error
 from diloco.inspection.tables import columns, size
 from diloco.planner.prediction import (
     PlanEstimate,
@@ -32,7 +34,6 @@ from diloco.planner.prediction import (
 )
 from diloco.protocol.setting_spec import SettingsError
 from diloco.protocol.settings import GroupSettings, setting_fields
-from diloco.versions import add_version
 
 SETTINGS = (
     "num_replicas",
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m diloco.simulate",
         description="Predict utilisation, bytes, goodput, time and cost of a run.",
     )
-    add_version(parser)
+    add_common_options(parser)
     add = parser.add_argument
     add("--parameters", type=number, required=True, help="model size, e.g. 150M or 1B")
     add("--step-s", type=number, required=True, help="seconds of one inner step of one replica")
@@ -305,10 +306,10 @@ def main(argv: list[str] | None = None) -> int:
         simulation = simulate(request_of(arguments))
     except SettingsError as error:
         flag = _FLAGS.get(error.field, error.field).replace("_", "-")
-        print(f"error: --{flag}: {error.message}", file=sys.stderr)
+        print_error(error, message=f"--{flag}: {error.message}", verbose=arguments.verbose)
         return 2
     except (ValueError, OSError) as error:
-        print(f"error: --settings: {error}", file=sys.stderr)
+        print_error(error, message=f"--settings: {error}", verbose=arguments.verbose)
         return 2
     if arguments.json:
         print(json.dumps(document(simulation), indent=2, allow_nan=False))

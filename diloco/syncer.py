@@ -11,6 +11,13 @@ For the exit codes, see :mod:`diloco.exit_codes`.
 
 from __future__ import annotations
 
+from diloco.errors import without_module
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise without_module(missing, "torch", caller=__name__) from None
+
 import argparse
 import logging
 import math
@@ -21,6 +28,7 @@ import threading
 from collections.abc import Sequence
 
 from diloco.clock import Clock, SystemClock
+from diloco.command_line import add_common_options
 from diloco.errors import RoundTimeout, RunOver, StopReason, StopTraining
 from diloco.exchange.reduce import CannotReduce
 from diloco.exchange.round_exchange import Exchange, Timings
@@ -37,7 +45,6 @@ from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
 from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.initial_state import read_document
-from diloco.versions import add_version
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m diloco.syncer",
         description="Reduce the rounds of a run for all replicas, in the region of its bucket.",
     )
-    add_version(parser)
+    add_common_options(parser)
     parser.add_argument("uri", help="rendezvous URI of the run")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return exit_code_of(lambda: _run(options.uri))
+    return exit_code_of(lambda: _run(options.uri), uri=options.uri, verbose=options.verbose)
 
 
 def _run(uri: str) -> int:

@@ -46,7 +46,7 @@ the setting, the expected and the found value. The [glossary](../glossary.md) ex
 JOIN = """
 ## `diloco.join`
 
-`diloco.join(uri, *, model, inner_optimizer, ...)` makes this process a replica of the group at
+`diloco.join(uri, model, inner_optimizer, *, ...)` makes this process a replica of the group at
 `uri`, which it creates if `settings` are given, and returns a `Group`, a context manager. On return
 the model holds the global weights. [Train without the dashboard](../library.md) shows it in use.
 
@@ -59,7 +59,9 @@ JOIN_PARAMETERS = {
     "model": "The model. Its parameters are overwritten with the group's global weights.",
     "inner_optimizer": "The optimizer of the local steps, or several that divide the parameters."
     " Their state is saved for a relaunch.",
-    "replica": "Replica number, from 0. Left out: the environment variable `REPLICA_RANK`.",
+    "replica": "Replica number, from 0. Left out: the environment variable `REPLICA_RANK`. Without"
+    " either, a number is taken from the store: one whose process has ended or is dead, so that its"
+    " state is resumed, else an unused one.",
     "settings": "Creates the group with these settings if there is none; refuses a group with"
     " others. Left out: the group must exist.",
     "fresh": "Requires a new run. `True`: this call must create the group. A text: the name of the"
@@ -77,7 +79,8 @@ JOIN_PARAMETERS = {
     " 2 s; then the time between two doubles up to this.",
     "stateful": "Objects with `state_dict` and `load_state_dict` (data loader, scheduler, ...) that"
     " are saved and restored together with the inner optimizer.",
-    "progress": "`True` prints one line per round; a function is called with a `RoundProgress`.",
+    "progress": "`True` prints what the replica waits for and one line per round, or a bar on a"
+    " terminal where tqdm is installed; a function is called with a `RoundProgress`.",
     "graceful_shutdown": "Lets another thread request a graceful shutdown before `join` has"
     " returned.",
     "startup": "Times before `join` (imports, data), reported as the phases `bootstrap` and"

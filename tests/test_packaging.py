@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,30 +13,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKED = ("archipelago", "diloco")
+from tests.wheel import PACKED, ROOT, build_wheel
+
 COMES_WITH = {"azure": "adlfs", "botocore": "s3fs"}
 """Import name -> the declared distribution that depends on it."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy, because setuptools leaves files beside the sources."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in PACKED:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("runs", "dashboard", "executors"):  # present as in the repository; not packed
-        (copy / name).mkdir()
-        (copy / name / "__init__.py").touch()
-    command = [
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"),
-        *("--no-build-isolation", "--wheel-dir", str(out), str(copy)),
-    ]
-    subprocess.run(command, check=True, cwd=out)
-    (built,) = out.iterdir()
-    return built
+    return build_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +68,7 @@ def test_the_wheel_holds_only_the_library(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
     sources = {path.relative_to(ROOT).as_posix() for path in _sources()}
-    assert names == sources
+    assert names == sources | {f"{package}/py.typed" for package in PACKED}
     assert any(line == "License-Expression: MIT" for line in metadata(wheel))
 
 
@@ -158,11 +142,20 @@ def test_importing_it_imports_no_torch(installed: Path) -> None:
 
 def test_without_torch_the_error_names_the_package_to_install(installed: Path) -> None:
     done = run(installed, "import diloco; sys.modules['torch'] = None; diloco.join")
-    message = (
-        "diloco.join: expected torch, found none; run pip install '.[torch]' in a clone of the "
-        "Archipelago repository"
-    )
+    message = "diloco.join: expected torch, found none; run pip install 'archipelago-diloco[torch]'"
     assert done.stderr.endswith(f"ModuleNotFoundError: {message}\n")
+
+
+@pytest.mark.parametrize("name", ["export", "generate", "replica", "syncer"])
+def test_without_torch_a_command_is_one_line(installed: Path, name: str) -> None:
+    done = run(
+        installed,
+        "import runpy; sys.modules['torch'] = None; "
+        f"runpy.run_module('diloco.{name}', run_name='__main__', alter_sys=True)",
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: expected torch, found none; run pip install 'archipelago")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_whole_run(installed: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
+import diloco
 from archipelago import rows as shared
 from dashboard.access import role_of
 from dashboard.api import rows
@@ -19,7 +20,7 @@ from runs.backends.executors import catalogue, usable_backends
 from runs.queries import named
 
 router = Router(tags=["server"])
-SERVER = "0.1.0"
+SERVER = diloco.__version__
 
 
 @router.get("/me", response=responses(shared.Me, but=(403, 404, 409, 413)))

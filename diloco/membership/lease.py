@@ -30,6 +30,7 @@ from diloco.protocol.reading import Damaged, read_record
 from diloco.protocol.records import (
     AWAITED_STATE,
     CALM_STATES,
+    ENDED_STATES,
     Command,
     Heartbeat,
     Identity,
@@ -160,6 +161,8 @@ class Lease:
         self.save_after: int | None = None
         self.fenced = False
         self.committer = 0
+        self.on_message: Callable[[str], None] = lambda message: None
+        """Called with each new message of the progress, i.e. what the replica waits for."""
         self._store = store
         self._clock = clock
         self.interval_s = interval_s
@@ -196,7 +199,11 @@ class Lease:
     def update(self, **changes: object) -> None:
         """Change fields of :class:`Progress` for the next heartbeat."""
         with self._lock:
+            before = self._progress.message
             self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]
+            now = self._progress
+        if now.message and now.message != before and now.state not in ENDED_STATES:
+            self.on_message(now.message)
 
     @property
     def progress(self) -> Progress:

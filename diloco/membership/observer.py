@@ -215,6 +215,16 @@ class Observer:
         timeout."""
         return frozenset(r for r in self.working_towards(1) if self._seen[r].moved)
 
+    def newest_process(self, replica: int) -> Identity | None:
+        """Return the newest process of a replica whose lease was read; None if there is none."""
+        seen = self._seen.get(replica)
+        return Identity(replica=replica, incarnation=seen.incarnation) if seen else None
+
+    def has_changed(self, replica: int) -> bool:
+        """Return whether the lease of a replica has been seen to change or appear."""
+        seen = self._seen.get(replica)
+        return seen is not None and seen.moved
+
     def begun(self) -> bool:
         """Return whether the newest process of any replica, live or not, has started its first
         inner step."""

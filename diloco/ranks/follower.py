@@ -62,6 +62,7 @@ class FollowerGroup:
         self.document = document
         self.settings: GroupSettings = document.settings
         self.inner_optimizers = options.inner_optimizers
+        self.replica: int  # known when the join returns
         self.done = False
         self.reason = ""
         self.round = 1
@@ -130,6 +131,7 @@ class FollowerGroup:
         """Receive the identity of the replica's process, and compare the models."""
         ranks = self._ranks
         identity = Identity(**json.loads(ranks.channel.text()))
+        self.replica = identity.replica
         self._progress = make_progress(ranks, identity, self.settings, self._options)
         ranks.compare(self._progress.layout)
         work = RankWork(self._progress, self._store.open, self.settings, ranks.jobs, SystemClock())

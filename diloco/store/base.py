@@ -104,6 +104,10 @@ class StoreDenied(StoreError):
     something."""
 
 
+class CannotOpen(StoreDenied):
+    """The URI names no store that this installation can open; the message has the remedy."""
+
+
 class NotAnObject(StoreDenied):
     """The key names something other than an object, such as a FIFO or a folder on a file system.
     Readers handle it as an unreadable record."""

@@ -13,13 +13,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from fsspec.core import url_to_fs
 
+from diloco.errors import install_extra
 from diloco.store import credentials, fsspec_pages
 from diloco.store.base import (
     LISTED,
     PART_BYTES,
+    CannotOpen,
     MissingKey,
     ObjectInfo,
     Pages,
@@ -37,6 +40,8 @@ AZURE_BACKOFF_S = 0.5
 _ATOMIC_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 _STREAMS = _ATOMIC_CREATE - {"memory"}
 """File systems where an open file is invisible until it is closed, and can be discarded."""
+EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "hf": "hf"}
+"""The extra of the library with the client of a scheme."""
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _DENIED_CODES = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "PermanentRedirect"}
@@ -68,8 +73,14 @@ class FsspecStore:
         try:
             options = {"skip_instance_cache": True, "use_listings_cache": False, **credential}
             self._fs, path = url_to_fs(self.uri, **options)
-        except (ValueError, ImportError) as error:
-            raise StoreDenied(f"{uri}: {error}") from error
+        except ImportError as error:
+            extra = EXTRAS.get(urlsplit(uri).scheme)
+            remedy = f"; {install_extra(extra)}" if extra else ""
+            raise CannotOpen(f"{uri}: {error}{remedy}") from error
+        except ValueError as error:
+            raise CannotOpen(
+                f"{uri}: {error}. Enter a URI such as s3://bucket/run or a folder such as /mnt/run"
+            ) from error
         credentials.check_connection_string(self._fs, credential)
         _limit_azure_retries(self._fs)
         self._root = str(path).rstrip("/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from diloco.store.base import LocalStore, Store, StoreDenied
+from diloco.store.base import CannotOpen, LocalStore, Store, StoreDenied
 from diloco.store.location import FILE, SCHEMES, BadLocation, canonical
 
 
@@ -29,7 +29,7 @@ def open_store(
         try:
             return LocalStore(canonical(uri).folder)
         except BadLocation as error:
-            raise StoreDenied(str(error)) from None
+            raise CannotOpen(str(error)) from None
     uri = f"{scheme}{uri[len(scheme) :]}"  # clients expect a scheme in lower case
     from diloco.store.remote import open_remote
 

@@ -206,7 +206,7 @@ def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, nu
 
 def _difference(manifest: CheckpointManifest, layout: Layout) -> str:
     """Describe how the group's model and the local one differ, for :class:`ModelMismatch`."""
-    remedy = ""
+    remedy = ". Build the group's model, or enter another URI for a new group"
     if manifest.round == 0:
         remedy = (
             f". Replica {manifest.writer.replica} joined first and defined the group's model. If "

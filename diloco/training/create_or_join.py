@@ -51,12 +51,13 @@ def create_or_check(
         return own
     try:
         found = read_document(store, clock=clock)
-    except ReplicaError as error:
+    except ReplicaError:
         if store.atomic_create:
             raise
         raise ReplicaError(
-            f"{error}: this store has no conditional writes, so that replicas can't create the "
-            "group. Create it once with python -m diloco.init, then join it"
+            f"expected {keys.GROUP} under {store.uri}, found none, and this store has no "
+            "conditional writes, so that replicas can't create the group. Create it once with "
+            "python -m diloco.init, then join it"
         ) from None
     if fresh is True or (fresh and found.name != fresh):
         expected = "no group" if fresh is True else f"the run {fresh!r}"

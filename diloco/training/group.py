@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diloco.clock import Clock, SystemClock
-from diloco.errors import ReplicaError, StopReason, StopTraining
+from diloco.errors import StopReason, StopTraining
+from diloco.membership.free_number import claim_process
 from diloco.membership.graceful_shutdown import COMMIT_SHARE, GracefulShutdown
-from diloco.membership.lease import Lease, claim_incarnation, patiently
+from diloco.membership.lease import Lease, patiently
 from diloco.model import named_parameters
 from diloco.model.buffers import BufferCheck
 from diloco.model.flat_parameters import Layout
@@ -52,7 +53,7 @@ from diloco.training.hooks import BeforeRound
 from diloco.training.initial_state import read_document
 from diloco.training.join_options import JoinOptions, layout_options
 from diloco.training.local_progress import LocalProgress
-from diloco.training.progress import OnRound
+from diloco.training.progress import OnRound, ignore_status
 from diloco.training.round_loop import RoundLoop
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,7 @@ class Group:
         self._store = RetryingStore(metered, clock=clock, rng=rng, deadline_s=60.0)
         self.document = patiently(lambda: read_document(self._store, clock=clock), clock=clock)
         self.settings: GroupSettings = self.document.settings
-        settings, replica, model = self.settings, options.replica, options.model
-        if not 0 <= replica < settings.max_replicas:
-            raise ReplicaError(
-                f"expected a replica number from 0 to {settings.max_replicas - 1}, found {replica}"
-            )
+        settings, model = self.settings, options.model
         named_parameters.check_optimizers(model, options.inner_optimizers)
         self._buffers = BufferCheck(
             model, options.buffers, codec=settings.codec, mean_codec=settings.mean_codec
@@ -87,7 +84,10 @@ class Group:
         self._model = model
         self.inner_optimizers = options.inner_optimizers
         self.identity = patiently(
-            lambda: claim_incarnation(self._store, replica, nonce=secrets.token_hex(4)), clock=clock
+            lambda: claim_process(
+                self._store, settings, options.replica, clock=clock, report=options.on_status
+            ),
+            clock=clock,
         )
         # Background threads use another store, so that metered bytes are those of the rounds.
         background = RetryingStore(
@@ -109,6 +109,7 @@ class Group:
                 within_s=within_s, reason=reason
             ),
         )
+        self._lease.on_message = options.on_status
         self._telemetry = TelemetryWriter(
             background, self.identity, clock=clock, interval_s=options.telemetry_interval_s
         )
@@ -134,6 +135,11 @@ class Group:
         self.reason = ""
 
     # -- for the training loop -------------------------------------------------------------------
+
+    @property
+    def replica(self) -> int:
+        """The number of this replica in the run, e.g. for choosing its part of the data."""
+        return self.identity.replica
 
     @property
     def round(self) -> int:
@@ -280,7 +286,9 @@ class Group:
         self._telemetry.start()
         try:
             log.info("%s joins run %s", self.identity, self.document.run_id)
+            self._options.on_status(f"replica {self.replica} joins run {self.document.run_id}")
             self._run_until_stop(self._begin)
+            self._lease.on_message = ignore_status  # the waits inside rounds are short
         except BaseException as error:
             self._close(error)
             raise

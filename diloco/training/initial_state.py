@@ -76,7 +76,10 @@ def read_document(store: Store, *, clock: Clock | None = None) -> GroupDocument:
             data = store.get(keys.GROUP, limit=GROUP_LIMIT)
             return GroupDocument.from_bytes(data)
         except MissingKey:
-            raise ReplicaError(f"expected {keys.GROUP} under {store.uri}, found none") from None
+            raise ReplicaError(
+                f"expected {keys.GROUP} under {store.uri}, found none. Check the URI, create the "
+                "group with python -m diloco.init, or pass settings to diloco.join"
+            ) from None
         except ObjectTooLarge as error:
             wrong: ValueError = SettingsError("", str(error))
         except ValueError as error:

@@ -17,16 +17,16 @@ from diloco.protocol.control_pace import TELEMETRY_INTERVAL_S
 from diloco.protocol.settings import GroupSettings
 from diloco.telemetry.startup_timing import Startup
 from diloco.training.post_round import Evaluate
-from diloco.training.progress import OnRound
+from diloco.training.progress import OnRound, OnStatus, ignore_status
 from diloco.training.sample import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions:
-    """The arguments of :func:`diloco.join`, which documents them. ``on_round`` is its
-    ``progress``."""
+    """The arguments of :func:`diloco.join`, which documents them. ``on_round`` and ``on_status``
+    are its ``progress``; ``replica`` None takes a number from the store."""
 
-    replica: int
+    replica: int | None
     model: nn.Module
     inner_optimizers: tuple[torch.optim.Optimizer, ...]
     evaluate: Evaluate | None = None
@@ -37,6 +37,7 @@ class JoinOptions:
     buffers: Buffers | None = None
     stateful: Mapping[str, Stateful] | None = None
     on_round: OnRound | None = None
+    on_status: OnStatus = ignore_status
     graceful_shutdown: GracefulShutdown | None = None
     startup: Startup | None = None
     clock: Clock | None = None

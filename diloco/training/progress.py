@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +37,54 @@ class RoundProgress:
 
 
 OnRound = Callable[[RoundProgress], None]
+OnStatus = Callable[[str], None]
+"""Called with what a replica waits for before its first round."""
 
 
-def print_round(progress: RoundProgress) -> None:
+def ignore_status(status: str) -> None:
+    """Print nothing."""
+
+
+def print_line(progress: RoundProgress | str) -> None:
     """Print one line to standard error."""
     print(progress, file=sys.stderr, flush=True)
 
 
-def on_round_of(progress: bool | OnRound) -> OnRound | None:
-    """Convert the argument ``progress`` of :func:`diloco.join` to a callback."""
-    if isinstance(progress, bool):
-        return print_round if progress else None
-    return progress
+class ProgressBar:
+    """A bar of tqdm over the rounds of the run, with lines for what the replica waits for."""
+
+    def __init__(self, make_bar: Callable[..., Any]) -> None:
+        self._make_bar = make_bar
+        self._bar: Any = None
+
+    def on_round(self, progress: RoundProgress) -> None:
+        if self._bar is None:
+            self._bar = self._make_bar(
+                total=progress.total_rounds, initial=progress.committed, unit="round"
+            )
+        loss = "" if progress.loss is None else f"loss {progress.loss:.4f}, "
+        self._bar.n = progress.committed
+        self._bar.set_postfix_str(f"{loss}{progress.contributors} contributors")
+        if progress.committed >= progress.total_rounds:
+            self._bar.close()
+
+    def on_status(self, status: str) -> None:
+        self._make_bar.write(status, file=sys.stderr)  # type: ignore[attr-defined]
+
+
+def callbacks_of(progress: bool | OnRound) -> tuple[OnRound | None, OnStatus]:
+    """Convert the argument ``progress`` of :func:`diloco.join` to callbacks.
+
+    True is a bar on a terminal if tqdm is installed, else a line per round.
+    """
+    if not isinstance(progress, bool):
+        return progress, ignore_status
+    if not progress:
+        return None, ignore_status
+    if sys.stderr.isatty():
+        with contextlib.suppress(ModuleNotFoundError):
+            from tqdm import tqdm
+
+            bar = ProgressBar(tqdm)
+            return bar.on_round, bar.on_status
+    return print_line, print_line

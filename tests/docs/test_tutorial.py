@@ -1,0 +1,55 @@
+"""The tutorial works as it is written, from the wheel in an empty virtual environment.
+
+Nothing is downloaded: the packages that the wheel requires are those of this environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from scripts import try_tutorial
+from tests.wheel import build_wheel
+
+USED = ("PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS")
+
+
+def test_it_has_less_than_20_lines_to_type() -> None:
+    assert try_tutorial.typed_lines() < 20
+    script = [line for line in "".join(try_tutorial.blocks("python")).splitlines() if line]
+    assert len(try_tutorial.commands()) == 5
+    assert f"five commands and a script of {len(script)} lines" in try_tutorial.PAGE.read_text()
+
+
+@pytest.mark.slow(minutes=2)
+def test_two_replicas_train_from_the_wheel(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    packages = sysconfig.get_paths()["purelib"]
+    programs = Path(sys.executable).parent
+    environment = {name: os.environ[name] for name in USED if name in os.environ}
+    environment |= {
+        "PATH": f"{environment['PATH']}:{programs}",
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    try:
+        shown = try_tutorial.run(
+            build_wheel(tmp_path_factory).parent,
+            tmp_path,
+            after_first=(  # the setuptools of a new environment is older than torch's
+                f"cd venv/lib/python*/site-packages && echo {packages} >here.pth"
+                " && rm -rf setuptools* && cd - >/dev/null"
+            ),
+            environment=environment,
+        )
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"status {error.returncode}:\n{error.output}")
+    assert sorted(re.findall(r"replica (\d+) joins run", shown)) == ["0", "1"], shown
+    assert len(re.findall(r"^round \d+ .* 20/20 committed .* 2 contributors", shown, re.M)) == 2
