@@ -53,7 +53,8 @@ export function heatmap(context, card) {
     const begun = performance.now();
     grid.update();
     const replicas = grid.replicas;
-    const width = Math.max(body.clientWidth - 32 - 30, 60);
+    fit(names, replicas); // first: it takes its width from that of the scroller
+    const width = Math.max(scroller.clientWidth, 60);
     if (split && !split.value) split.value = replicas.length * fragments * LANE < size.tallest ? "lanes" : "all";
     const lanes = split?.value === "lanes" ? fragments : 1;
     const step = split && split.value !== "all" ? fragments : 1;
@@ -269,9 +270,13 @@ function zoomButtons(card, act) {
   card.querySelector(".card-head").append(group);
 }
 
+/** Make room for the longest number of a replica. */
+function fit(names, replicas) {
+  names.style.width = `${String(replicas.at(-1) ?? 0).length * 8 + 8}px`;
+}
+
 function label(names, replicas, y, top) {
   const every = Math.max(1, Math.ceil(13 / y));
-  names.style.width = `${Math.max(1, String(replicas.at(-1) ?? 0).length) * 8 + 8}px`;
   names.style.height = `${top + replicas.length * y}px`;
   const wanted = `${replicas.length}/${y}/${top}`;
   if (names.dataset.shown === wanted) return;
