@@ -49,6 +49,22 @@ def zoom(page: Page, begin: float, end: float) -> None:
     page.mouse.up()
 
 
+def test_the_toolbar_sticks_below_the_top_bar(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/")
+    bar, top = page.locator("[data-board]").first, page.locator(".topbar")
+    expect(page.locator('[data-plot="loss"] .u-over')).to_be_visible()
+    page.locator('[data-plot="goodput"]').scroll_into_view_if_needed()
+    page.mouse.move(400, 600)
+    page.mouse.wheel(0, 300)
+    expect(bar).to_be_in_viewport(ratio=1)
+    above, box = top.bounding_box(), bar.bounding_box()
+    assert above is not None
+    assert box is not None
+    assert above["y"] == 0
+    assert box["y"] >= above["height"]
+    bar.get_by_role("button", name="log y").click()  # fails if something covers it
+
+
 def test_drag_requests_more_points(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     note = page.locator('[data-plot="loss"] [data-badge]')
