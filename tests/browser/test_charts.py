@@ -100,6 +100,49 @@ def test_back_restores_earlier_zooms(window: Window, long: str) -> None:
     expect(note).to_contain_text("of 40,004")
 
 
+def test_the_back_of_the_browser_undoes_a_zoom(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/?smooth=0")
+    note = page.locator('[data-plot="loss"] [data-badge]')
+    expect(note).to_contain_text("of 40,004")
+    zoom(page, 0.2, 0.6)
+    expect(note).not_to_contain_text("of 40,004")
+    first = page.url
+    zoom(page, 0.4, 0.5)
+    expect(page).not_to_have_url(first)
+    page.get_by_role("slider", name="Smoothing").fill("0.5")  # not a step of the history
+    page.go_back()
+    expect(page).to_have_url(first)
+    page.go_back()
+    expect(note).to_contain_text("of 40,004")
+    expect(page.get_by_role("button", name="Back")).to_be_disabled()
+    page.go_forward()
+    expect(page).to_have_url(first)
+    expect(note).not_to_contain_text("of 40,004")
+
+
+@pytest.mark.parametrize(("tab", "name"), [("timeline", "Closer"), ("rounds", "Zoom in")])
+def test_the_back_of_the_browser_undoes_a_zoom_of(
+    window: Window, site: Site, tab: str, name: str
+) -> None:
+    run = site.seed("name='Zoomed', committed=90, total_rounds=5000, sync_every=2")
+    page = window.open(f"/runs/{run}/?tab={tab}")
+    whole = page.url
+    panel = page.get_by_role("region", name=tab.capitalize(), exact=True).first
+    if tab == "timeline":
+        expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("bars")
+    else:
+        expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("90 of")
+    for _ in range(2):
+        before = page.url
+        panel.get_by_role("button", name=name).click()
+        expect(page).not_to_have_url(before)
+    for _ in range(2):
+        page.go_back()
+    expect(page).to_have_url(whole)
+    if tab == "timeline":
+        expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("359 bars")
+
+
 def test_spike_is_exported_and_outliers_can_be_clipped(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     expect(page.locator('[data-plot="loss"] [data-badge]')).to_contain_text("of 40,004")

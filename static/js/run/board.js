@@ -13,6 +13,7 @@ const POINTS = 4000;
 const FRESH = 600; // live points after which a chart is fetched again
 const AGAIN_MS = 3000; // minimum interval between fetches
 const ZOOMS = ["back", "all", "earlier", "later"];
+const ZOOMED = "zoomed"; // state of a history entry that a zoom made
 const SWITCHES = ["logy", "logx", "clip"];
 
 /** A number of the address; null if it has none. */
@@ -31,7 +32,6 @@ export function board(context, place) {
   };
   const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
   const asked = new Map(); // chart -> its latest request
-  let behind = []; // windows to go back to
   let loaded = false;
 
   function fromAddress() {
@@ -106,13 +106,14 @@ export function board(context, place) {
     request.timer = setTimeout(() => place.offsetParent && ask(chart), delay_ms);
   }
 
-  function change(values, { again = false } = {}) {
+  /** `push`: the browser's Back returns to the view before. */
+  function change(values, { again = false, push = false } = {}) {
     Object.assign(self.view, values);
     const { x, from, to, smooth, logx, logy, clip } = self.view;
     url.set({
       x: x === "step" ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
-      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip ? 1 : null, table: [...self.tables].join(","),
-    });
+      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip === null ? null : Number(clip), table: [...self.tables].join(","),
+    }, { push, state: ZOOMED });
     controls();
     charts.forEach((chart) => chart.draw()); // draw now with the loaded points
     if (again) load();
@@ -120,22 +121,16 @@ export function board(context, place) {
   }
 
   const short = (value) => Number(value.toPrecision(10));
-  function zoom(from, to, { keep = true } = {}) {
-    if (!(to > from)) return;
-    if (keep) behind.push([self.view.from, self.view.to]);
-    change({ from: short(from), to: short(to) }, { again: true });
+  function zoom(from, to, { push = true } = {}) {
+    if (to > from) change({ from: short(from), to: short(to) }, { again: true, push });
   }
   function reset() {
-    behind = [];
-    change({ from: null, to: null }, { again: true });
-  }
-  function back() {
-    const [from, to] = behind.pop() ?? [null, null];
-    change({ from, to }, { again: true });
+    change({ from: null, to: null }, { again: true, push: self.view.from !== null });
   }
   function pan(by) {
     const { from, to } = self.view;
-    if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { keep: false });
+    if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { push: false });
+  const back = () => (history.state === ZOOMED ? history.back() : reset());
   }
   function toggleTable(id) {
     if (!self.tables.delete(id)) self.tables.add(id);
@@ -159,7 +154,6 @@ export function board(context, place) {
 
   at.x.addEventListener("click", (event) => {
     if (!event.target.value || event.target.value === self.view.x) return;
-    behind = [];
     change({ x: event.target.value, from: null, to: null }, { again: true });
   });
   at.smooth.addEventListener("input", () => change({ smooth: Number(at.smooth.value) }));

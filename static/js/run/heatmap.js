@@ -42,8 +42,15 @@ export function heatmap(context, card) {
   let look = null; // current geometry: cell pitch, columns
   let cursor = null; // {replica, column}
   let follow = true;
-  let zoom = large ? Number(url.get("pitch")) || null : null; // pixels per round; null: fit to width
-  if (large) zoomButtons(card, (factor) => setZoom(factor));
+  const addressed = () => Number(url.get("pitch")) || null;
+  let zoom = large ? addressed() : null; // pixels per round; null: fit to width
+  if (large) {
+    zoomButtons(card, (factor) => setZoom(factor));
+    addEventListener("popstate", () => {
+      zoom = addressed();
+      draw();
+    });
+  }
   const split = $("[data-split]", card); // all, lanes, or a fragment number
   const fragments = Number(split?.dataset.split) || 1;
   if (split) split.value = url.get("fragment") ?? "";
@@ -213,7 +220,7 @@ export function heatmap(context, card) {
     if (!look) return;
     const middle = (look.left + look.width / 2) / look.x;
     zoom = factor === null ? look.width / look.columns : Math.min(look.x * factor, size.cell + GAP);
-    url.set({ pitch: Number(zoom.toFixed(3)) });
+    url.set({ pitch: Number(zoom.toFixed(3)) }, { push: true });
     follow = false;
     draw();
     requestAnimationFrame(() => requestAnimationFrame(() => (scroller.scrollLeft = middle * look.x - look.width / 2)));

@@ -31,7 +31,8 @@ export function timeline(context, card) {
   const canvas = h("canvas");
   at.chart.append(canvas);
   const number = (name) => Number(url.get(name)) || null;
-  let view = { from: number("from_s"), to: number("to_s") }; // null: the whole range
+  const addressed = () => ({ from: number("from_s"), to: number("to_s") });
+  let view = addressed(); // null: the whole range
   let data = null;
   let cells = null; // raster: one byte per column and replica
   let image = null; // the raster as an image
@@ -75,19 +76,29 @@ export function timeline(context, card) {
     timer = setTimeout(ask, after);
   }
 
-  function show(from, to) {
+  /** `push`: the browser's Back returns to the window before. */
+  function show(from, to, { push = true } = {}) {
     const closest = Math.max(to - from, CLOSEST_S);
     const middle = (from + to) / 2;
     [from, to] = [middle - closest / 2, middle + closest / 2];
     const whole = from <= data.first && to >= data.last;
     const end = (seconds) => (whole ? null : Math.round(seconds * 1000) / 1000);
     view = { from: end(from), to: end(to) };
-    url.set({ from_s: view.from, to_s: view.to });
+    const first = view.from === null; // moving on replaces the entry that the first zoom made
+    url.set({ from_s: view.from, to_s: view.to }, { push: push || first });
     draw();
     soon(STILL_MS);
   }
 
-  function scaleBy(factor, part = 0.5) {
+  addEventListener("popstate", () => {
+    const before = JSON.stringify(view);
+    view = addressed();
+    if (!data || before === JSON.stringify(view)) return;
+    draw();
+    soon(STILL_MS);
+  });
+
+  function scaleBy(factor, part = 0.5, push = true) {
     const [from, to] = ends();
     const middle = from + (to - from) * part;
     show(middle - (middle - from) * factor, middle + (to - middle) * factor);
@@ -95,7 +106,7 @@ export function timeline(context, card) {
   function pan(part) {
     const [from, to] = ends();
     const by = clamp((to - from) * part, data.first - from, Math.max(data.last - to, 0));
-    show(from + by, to + by);
+    show(from + by, to + by, { push: false });
   }
 
   const draw = oncePerFrame(() => {
@@ -242,15 +253,15 @@ export function timeline(context, card) {
     if (!data || !(event.ctrlKey || event.metaKey || sideways)) return;
     event.preventDefault();
     if (sideways) pan(event.deltaX / plotWidth());
-    else scaleBy(1.0015 ** event.deltaY, Math.max(canvasX(event) - LEFT, 0) / plotWidth());
+    else scaleBy(1.0015 ** event.deltaY, Math.max(canvasX(event) - LEFT, 0) / plotWidth(), false);
   }, { passive: false });
   const KEYS = {
     ArrowLeft: () => pan(-0.2),
     ArrowRight: () => pan(0.2),
     ArrowUp: () => choose(-1),
     ArrowDown: () => choose(1),
-    "+": () => scaleBy(0.5),
-    "-": () => scaleBy(2),
+    "+": () => scaleBy(0.5, 0.5, false),
+    "-": () => scaleBy(2, 0.5, false),
     Home: () => show(data.first, data.last),
     Enter: open,
   };
