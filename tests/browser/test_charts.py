@@ -234,6 +234,13 @@ def test_many_replicas_and_rounds_are_drawn_as_rasters(window: Window, site: Sit
     expect(heat.locator(".heat-announce")).to_contain_text("Round 1, replica 0: included")
 
 
+def test_rounds_narrower_than_a_few_pixels_are_a_raster(window: Window, site: Site) -> None:
+    run = site.seed("name='Narrow', committed=500, total_rounds=500, replicas=2, sync_every=2")
+    page = window.open(f"/runs/{run}/?tab=timeline")
+    expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("raster of")
+    window.shoot(page, "timeline-narrow")
+
+
 def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> None:
     run = site.seed("name='Older', committed=12")
     page = window.open("/")

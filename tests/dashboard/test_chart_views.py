@@ -256,6 +256,36 @@ def test_the_raster_matches_the_bars() -> None:
 
 
 @pytest.mark.parametrize("bars", [20, 5000])
+def test_equal_rounds_have_equal_cells() -> None:
+    """Columns that cut rounds of nearly their width would show a moiré."""
+    rounds, columns = 700, 1000
+    phases = np.zeros((5, 1, rounds))
+    phases[0], phases[2] = 6, 4  # computes, then waits
+    commits = 100.0 + 10 * np.arange(1, rounds + 1)
+    even = np.linspace(100.0, commits[-1], columns + 1)
+    edges = timeline._edges(even, commits[:-1])
+    sheet = timeline.RoundBatch(
+        numbers=np.arange(rounds),
+        outcome=np.full((1, rounds), 2, dtype=np.uint8),
+        started=(commits - 10)[None],
+        phases=phases,
+    )
+    raster = timeline.Raster(edges)
+    raster.add(sheet)
+    cells = timeline._stretched(raster.cells(), edges, even)
+    assert cells.shape == (1, columns)
+    assert set(cells[0].tolist()) == {2 * 16 + 6}
+
+
+def test_a_pause_between_narrow_rounds_keeps_its_ends() -> None:
+    commits = np.concatenate([10.0 + np.arange(300), 2000.0 + np.arange(300)])
+    even = np.linspace(0.0, 2400.0, 801)  # columns of 3 s
+    edges = timeline._edges(even, commits)
+    widths = np.diff(edges)
+    assert widths[(edges[:-1] > 320) & (edges[1:] < 1990)].max() == pytest.approx(3)
+    assert timeline._edges(even, commits[:100]) is even
+
+
 def test_the_timeline_does_not_depend_on_the_batch_size(
     client: Client, run: Run, monkeypatch: pytest.MonkeyPatch, bars: int
 ) -> None:
