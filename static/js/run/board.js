@@ -4,6 +4,7 @@
 
 import { $$, clamp, marked, press, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { RUN_ENDED } from "../lib/states.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
 import { SPECS } from "./specs.js";
@@ -29,6 +30,7 @@ export function board(context, place) {
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
+    ended: () => Boolean(page.dataset.ended) || RUN_ENDED.has(store.run?.state),
   };
   const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
   const asked = new Map(); // chart -> its latest request

@@ -11,6 +11,7 @@ import * as format from "../lib/format.js";
 import { $, calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
+import { RUN_ENDED } from "../lib/states.js";
 
 const LABELS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
@@ -177,10 +178,11 @@ export function heatmap(context, card) {
     for (let i = 0; i < look.width; i += 7) pen.fillRect(i, Math.round(line), 4, 1);
   }
 
+  const ended = () => RUN_ENDED.has(store.run.state);
   const speak = () => setText(announcement, cursor ? reading() : summary());
 
   function summary() {
-    if (!grid.count) return "No rounds yet";
+    if (!grid.count) return ended() ? "No rounds" : "No rounds yet";
     const { committed_rounds, total_rounds, quorum } = store.run;
     const rounds = `${format.count(committed_rounds)} of ${format.count(total_rounds)} rounds committed`;
     if (!large) return rounds;
@@ -193,14 +195,15 @@ export function heatmap(context, card) {
     const i = Math.max(round(cursor.column, cursor.row % look.lanes), 0);
     const number = grid.number(i);
     const of = `Round ${number}${fragments > 1 ? `, fragment ${(number - 1) % fragments}` : ""}`;
-    if (i >= grid.count) return `${of}: not yet`;
+    if (i >= grid.count) return `${of}: ${ended() ? "not reached" : "not yet"}`;
     const place = Math.floor(cursor.row / look.lanes);
     const replica = look.replicas[place];
     const outcome = OUTCOMES[code(cursor.column, cursor.row)];
     const late = grid.late(i, place);
     const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
     const by = late ? ` by ${format.duration(late)}` : "";
-    return `${of}, replica ${replica}: ${LABELS[outcome]}${by}${why ? ` (${why})` : ""}`;
+    const label = outcome === "open" && ended() ? LABELS.missing : LABELS[outcome];
+    return `${of}, replica ${replica}: ${label}${by}${why ? ` (${why})` : ""}`;
   }
 
   function place(event) {

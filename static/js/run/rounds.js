@@ -3,6 +3,8 @@
 import * as format from "../lib/format.js";
 import { cellOf, h, icon, keyed, setState, setText, stateBadge, table } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { RUN_ENDED } from "../lib/states.js";
+import { timeElement } from "../lib/times.js";
 import { WHY } from "./grid.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
@@ -241,6 +243,7 @@ export function roundsTable(context, place) {
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
     more.hidden = rows.length === rounds.length;
+    setText(empty, RUN_ENDED.has(store.run.state) ? "No rounds." : "No rounds yet.");
     setText(more.firstElementChild, `Show all ${rounds.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;
     keyed(body, rows, (row) => row.number,

@@ -6,6 +6,7 @@
 import * as format from "../lib/format.js";
 import { clamp, cssColor, darkScheme, h, marked, oncePerFrame, press, setText, table, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { RUN_ENDED } from "../lib/states.js";
 import { groupColor, groupFill, key, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 
 const LEFT = 44;
@@ -137,7 +138,11 @@ export function timeline(context, card) {
       pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
     }
     if (data.replicas) delete at.chart.dataset.empty;
-    else at.chart.dataset.empty = "Bars appear after the first committed round";
+    else {
+      at.chart.dataset.empty = RUN_ENDED.has(store.run.state)
+        ? "The run ended before a replica finished a round"
+        : "Bars appear after the first committed round";
+    }
     timed("timeline drawn", begun);
   });
 
