@@ -13,9 +13,9 @@ const DEFAULT_SMOOTH = 0.6;
 const POINTS = 4000;
 const FRESH = 600; // live points after which a chart is fetched again
 const AGAIN_MS = 3000; // minimum interval between fetches
-const ZOOMS = ["back", "all", "earlier", "later"];
 const ZOOMED = "zoomed"; // state of a history entry that a zoom made
-const SWITCHES = ["logy", "logx", "clip"];
+const ZOOMS = ["back", "all", "earlier", "later"];
+const SWITCHES = ["logy", "logx"];
 
 /** A number of the address; null if it has none. */
 function number(name) {
@@ -46,7 +46,7 @@ export function board(context, place) {
       smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(number("smooth") ?? 0, 0, 0.98),
       logy: url.get("log")?.includes("y") ?? false,
       logx: url.get("log")?.includes("x") ?? false,
-      clip: url.get("clip") === "1",
+      clip: { 1: true, 0: false }[url.get("clip")] ?? null, // null: of charts that end in NaN
     };
   }
 
@@ -63,7 +63,8 @@ export function board(context, place) {
     try {
       const answer = await getJSON(`${page.dataset.series}?${query}`);
       if (asked.get(chart) !== request) return; // a newer request replaced it
-      chart.data = { ...answer, curves: answer.curves.map(unpacked), band: answer.band && unpacked(answer.band) };
+      const band = answer.band && { ...unpacked(answer.band), newest: new Map(answer.band.newest) };
+      chart.data = { ...answer, curves: answer.curves.map(unpacked), band };
       for (const columns of request.late) append(chart, columns); // arrived while the request was pending
       request.late = null;
       chart.draw();
@@ -92,7 +93,7 @@ export function board(context, place) {
     for (let i = 0; i < xs.length; i++) {
       if (to !== null && xs[i] > to) break;
       if (curve && !add(curve, xs[i], columns.value[i])) request.fresh += FRESH;
-      if (data.band && columns.replica !== null) widen(data.band, xs[i], columns.value[i]);
+      if (data.band && columns.replica !== null) widen(data.band, columns.replica, xs[i], columns.value[i]);
     }
     for (const [i, kind] of columns.nonfinite ?? []) if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
     data.points += xs.length;
@@ -129,10 +130,10 @@ export function board(context, place) {
   function reset() {
     change({ from: null, to: null }, { again: true, push: self.view.from !== null });
   }
+  const back = () => (history.state === ZOOMED ? history.back() : reset());
   function pan(by) {
     const { from, to } = self.view;
     if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { push: false });
-  const back = () => (history.state === ZOOMED ? history.back() : reset());
   }
   function toggleTable(id) {
     if (!self.tables.delete(id)) self.tables.add(id);
@@ -143,15 +144,18 @@ export function board(context, place) {
     const { view } = self;
     for (const button of $$("button", at.x)) press(button, button.value === view.x);
     for (const name of SWITCHES) press(at[name], view[name]);
+    press(at.clip, clips());
     at.logx.disabled = view.x === "wall" || view.x === "relative";
     at.smooth.value = view.smooth;
     setText(at["smooth-out"], view.smooth ? view.smooth.toFixed(2) : "off");
     const zoomed = view.from !== null;
     for (const name of ZOOMS) at[name].disabled = !zoomed;
   }
+  const clips = () => self.view.clip ?? charts.some((chart) => chart.clipped() > 0);
   function outcome() {
     const clipped = charts.reduce((all, chart) => all + chart.clipped(), 0);
-    setText(at["clip-out"], self.view.clip ? `${clipped} clipped` : "");
+    setText(at["clip-out"], clips() ? `${clipped} clipped` : "");
+    press(at.clip, clips());
   }
 
   at.x.addEventListener("click", (event) => {
@@ -162,6 +166,7 @@ export function board(context, place) {
   for (const name of SWITCHES) {
     at[name].addEventListener("click", () => change({ [name]: !self.view[name] }));
   }
+  at.clip.addEventListener("click", () => change({ clip: !clips() }));
   at.back.addEventListener("click", back);
   at.all.addEventListener("click", reset);
   at.earlier.addEventListener("click", () => pan(-0.5));
