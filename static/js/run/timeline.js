@@ -15,6 +15,7 @@ const TALLEST = 560;
 const ROW = { most: 26, least: 2 };
 const STILL_MS = 70;
 const LIVE_MS = 3000;
+const MOST_COLUMNS = 2000; // more are stretched
 const TABLE_ROWS = 300;
 const BLANK = 255;
 const CLOSEST_S = 0.5;
@@ -56,7 +57,7 @@ export function timeline(context, card) {
   async function ask() {
     const current = ++question;
     asked = performance.now();
-    const query = new URLSearchParams({ columns: Math.min(Math.round(plotWidth()), 1200) });
+    const query = new URLSearchParams({ columns: Math.min(plotWidth(), MOST_COLUMNS) });
     if (view.from !== null) query.set("from", view.from);
     if (view.to !== null) query.set("to", view.to);
     try {
