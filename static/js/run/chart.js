@@ -269,9 +269,9 @@ export class Chart {
     const texts = (text) => ({ values: (u, ticks) => format.axis(ticks, text) });
     const x = {
       ticks: { stroke: cssColor("--grid"), width: 1, size: 4 },
-      label: AXES[board.view.x],
-      space: 64,
-      ...(wall ? {} : texts((t) => axisText(board.view.x, t))),
+      label: wall ? `${AXES.wall} (${format.zone()})` : AXES[board.view.x],
+      space: wall ? 96 : 64,
+      ...(wall ? { values: (u, ticks) => format.timeTicks(ticks) } : texts((t) => axisText(board.view.x, t))),
     };
     const y = texts(this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short));
     return look(this.at.chart, x, y, {
@@ -384,7 +384,7 @@ function pad(low, high, log) {
 }
 
 function axisText(axis, x) {
-  if (axis === "wall") return new Date(x * 1000).toLocaleTimeString([], { hourCycle: "h23" });
+  if (axis === "wall") return format.clock(x * 1000, { seconds: true });
   if (axis === "relative") return format.duration(x);
   if (axis === "money") return format.money(x);
   if (axis === "round") return String(Math.round(x * 100) / 100);

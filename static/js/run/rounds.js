@@ -65,7 +65,7 @@ function contributors(round, { run }) {
   return `${uploaded} of ${run.target} uploaded`;
 }
 
-const clock = (time) => (time ? format.clock(time) : format.UNKNOWN);
+const clock = (time) => format.clock(time, { seconds: true });
 
 /** When the first replica began the round; NaN if unknown. */
 const opened = (round) => times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
@@ -84,8 +84,8 @@ function detail(round, { store, select, page }) {
     ["Duration", format.duration(took_ms / 1000)],
     ["Traffic", `${bytes(rows, "bytes_up")} up, ${bytes(rows, "bytes_down")} down`],
     ["Tokens so far", format.count(round.tokens_total || null)],
-    ["Opened", clock(opened(round))],
-    ["Committed", clock(round.committed_at)],
+    ["Opened", timeElement(opened(round), "clock")],
+    ["Committed", timeElement(round.committed_at, "clock")],
   ];
   const go = (number, name, label) => {
     const disabled = !(number > 0 && number <= store.roundRows().at(-1)?.number);

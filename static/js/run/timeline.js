@@ -25,7 +25,6 @@ const STEPS = [
   0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400,
   172_800, 604_800,
 ];
-const DAY_S = 86_400;
 
 export function timeline(context, card) {
   const { store, page } = context;
@@ -85,8 +84,8 @@ export function timeline(context, card) {
     [from, to] = [middle - closest / 2, middle + closest / 2];
     const whole = from <= data.first && to >= data.last;
     const end = (seconds) => (whole ? null : Math.round(seconds * 1000) / 1000);
-    view = { from: end(from), to: end(to) };
     const first = view.from === null; // moving on replaces the entry that the first zoom made
+    view = { from: end(from), to: end(to) };
     url.set({ from_s: view.from, to_s: view.to }, { push: push || first });
     draw();
     soon(STILL_MS);
@@ -103,7 +102,7 @@ export function timeline(context, card) {
   function scaleBy(factor, part = 0.5, push = true) {
     const [from, to] = ends();
     const middle = from + (to - from) * part;
-    show(middle - (middle - from) * factor, middle + (to - middle) * factor);
+    show(middle - (middle - from) * factor, middle + (to - middle) * factor, { push });
   }
   function pan(part) {
     const [from, to] = ends();
@@ -168,7 +167,7 @@ export function timeline(context, card) {
 
   function reading() {
     const when = moment(cursor.x);
-    const head = `Replica ${cursor.replica} at ${format.clock(when * 1000)}`;
+    const head = `Replica ${cursor.replica} at ${format.clock(when * 1000, { seconds: true })}`;
     if (image) {
       const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
       const cell = column >= 0 && column < data.columns ? cells[cursor.replica * data.columns + column] : BLANK;
@@ -218,7 +217,7 @@ export function timeline(context, card) {
       h("th.num", { scope: "row" }, number[i]),
       h("td.num", {}, replica[i]),
       h("td", {}, outcome[i]),
-      h("td.num", {}, format.clock(data.from * 1000 + started[i])),
+      h("td.num", {}, format.clock(data.from * 1000 + started[i], { seconds: true })),
       phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000)))));
     const caption = "Rounds of replicas in this window, newest first";
     at["chart-table"].replaceChildren(table("table", caption, columns, h("tbody", {}, rows)));
@@ -336,21 +335,21 @@ function frame(pen, { from, to, width, row }, data) {
   pen.textAlign = "right";
   for (let r = 0; r < data.replicas; r += every) pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
   const longest = STEPS.at(-1);
-  const step = STEPS.find((s) => (s / (to - from)) * width >= 76) ??
+  const step = STEPS.find((s) => (s / (to - from)) * width >= 96) ??
     longest * Math.ceil((to - from) / longest / 8);
-  const ofDay = step < 60 ? format.SECONDS : format.MINUTES;
   pen.textAlign = "center";
-  for (let t = Math.ceil(from / step) * step; t < to; t += step) {
+  const ticks = [];
+  const zone_s = new Date(from * 1000).getTimezoneOffset() * 60; // ticks at full hours of the clock
+  for (let t = Math.ceil((from - zone_s) / step) * step + zone_s; t < to; t += step) ticks.push(t);
+  const texts = format.timeTicks(ticks);
+  ticks.forEach((t, i) => {
     const x = LEFT + ((t - from) / (to - from)) * width;
     pen.fillStyle = cssColor("--grid");
     pen.fillRect(Math.round(x), TOP - 5, 1, data.replicas * row + 5);
     pen.fillStyle = cssColor("--text-3");
-    const date = new Date(t * 1000);
-    const text = step >= DAY_S
-      ? date.toLocaleDateString([], { day: "numeric", month: "short" })
-      : date.toLocaleTimeString([], ofDay);
-    if (x > LEFT + 20 && x < LEFT + width - 20) pen.fillText(text, x, 8);
-  }
+    const half = pen.measureText(texts[i]).width / 2;
+    if (x - half > LEFT && x + half < LEFT + width) pen.fillText(texts[i], x, 8);
+  });
 }
 
 function bars(pen, { x, row }, data) {
