@@ -124,7 +124,9 @@ export function heatmap(context, card) {
       if (chosen) frame(pen, at(i) - 1, top - 1, Math.max(x, 3), rows * y, cssColor("--accent"));
       if ((look.step > 1 ? i : number) % every) continue;
       pen.fillStyle = cssColor(chosen ? "--accent" : "--text-3");
-      pen.fillText(String(number), at(i) + (x - GAP) / 2, 7);
+      const middle = at(i) + (x - GAP) / 2;
+      const half = pen.measureText(number).width / 2;
+      if (middle >= half && middle + half <= width) pen.fillText(String(number), middle, 7);
     }
     if (cursor && cursor.column < look.known) {
       const [left, above] = [at(cursor.column) - 1, top + cursor.row * y - 1];
