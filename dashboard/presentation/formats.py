@@ -6,6 +6,7 @@ An unknown value is an en dash, never 0. No formatter raises.
 
 from __future__ import annotations
 
+import datetime
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
 
@@ -89,6 +90,15 @@ def age(value: float | None) -> str:
         if value >= unit:
             return f"{math.floor(value / unit)} {suffix}"
     return f"{math.floor(value)} s"
+
+
+def instant(at: datetime.datetime) -> str:
+    """``2026-11-23 16:45:51 UTC``."""
+    try:
+        at = at.astimezone(datetime.UTC)
+    except OverflowError:  # within a day of the first or last year
+        return at.isoformat()
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def percent(value: float | None) -> str:

@@ -77,11 +77,40 @@ def state(name: str, modifier: str = "") -> SafeString:
 
 @register.simple_tag
 def moment(value: str | datetime.datetime | None) -> SafeString:
-    """A ``<time>`` element with a relative time, which ``base.js`` updates."""
-    at = parse_datetime(value) if isinstance(value, str) else value
+    """A relative time, such as ``5 min``."""
+    return _time(value, "age", age)
+
+
+@register.simple_tag
+def clock(value: str | datetime.datetime | None) -> SafeString:
+    """An absolute time."""
+    return _time(value, "clock", formats.instant)
+
+
+@register.simple_tag
+def left(value: str | datetime.datetime | None) -> SafeString:
+    """The time left until a deadline; without JavaScript the deadline."""
+    return _time(value, "left", formats.instant)
+
+
+def _time(
+    value: str | datetime.datetime | None, form: str, text: Callable[[datetime.datetime], str]
+) -> SafeString:
+    """The component for times. ``static/js/lib/times.js`` keeps the text current and changes the
+    title, which shows on hover and focus, to the zone of the browser."""
+    try:
+        at = parse_datetime(value) if isinstance(value, str) else value
+    except ValueError:  # well formatted, but no date
+        at = None
     if at is None:
         return SafeString(formats.UNKNOWN)
-    return format_html('<time datetime="{}" data-age>{}</time>', at.isoformat(), age(at))
+    return format_html(
+        '<time datetime="{}" data-{} title="{}" tabindex="0">{}</time>',
+        at.isoformat(),
+        form,
+        formats.instant(at),
+        text(at),
+    )
 
 
 CAUSES = {
@@ -105,15 +134,4 @@ def cause(name: str) -> SafeString:
         tone,
         icon(symbol),
         name.replace("_", " "),
-    )
-
-
-@register.simple_tag
-def clock(value: str | None) -> SafeString:
-    """An absolute time, which ``base.js`` converts to the time zone of the browser."""
-    at = parse_datetime(value) if value else None
-    if at is None:
-        return SafeString(formats.UNKNOWN)
-    return format_html(
-        '<time datetime="{}" data-clock>{} UTC</time>', value, at.strftime("%m-%d %H:%M:%S")
     )

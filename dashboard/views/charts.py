@@ -130,6 +130,7 @@ def band_row(spread: Band, *, axis: Axis, origin: float) -> dict[str, Any]:
         "unit": 0.001,
         "x": differences(np.round(x * 1000).astype(np.int64)),
         **{name: short(getattr(spread, name)) for name in ("low", "mean", "high")},
+        "newest": list(zip(spread.newest, short(np.array([*spread.newest.values()])), strict=True)),
     }
 
 

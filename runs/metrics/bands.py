@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,18 @@ class Band:
     """Columns by bucket; NaN where no point is finite.
 
     ``low`` and ``high`` are the extremes of all points in a bucket; ``mean`` is the mean of each
-    replica's last point in it.
+    replica's last point in it. In the newest buckets, which not all replicas have reached, the
+    value in ``newest`` counts for the others.
+
+    Attributes:
+        newest: last value of each replica that is at most ``sync_every`` steps behind the first.
     """
 
     x: NDArray[Any]
     low: NDArray[Any]
     mean: NDArray[Any]
     high: NDArray[Any]
+    newest: dict[int, float] = field(default_factory=dict)
 
 
 def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
@@ -51,13 +56,24 @@ def band(curves: Sequence[Curve], *, axis: Axis, scales: Scales) -> Band:
     np.maximum.at(high, place[finite], value[finite])
     counted = last & finite
     known = np.bincount(place[counted], minlength=count)
+    total = np.bincount(place[counted], value[counted], minlength=count)
+    ends = np.array([int(getattr(c.points, key_of(c.owner))[-1]) for c in curves])
+    newest: dict[int, float] = {}
+    for curve, end in zip(curves, ends.tolist(), strict=True):
+        if curve.owner is None or end < ends.max() - scales.sync_every:
+            continue
+        newest[curve.owner] = one = float(curve.points.value[-1])
+        if math.isfinite(one):
+            after = slice(int(np.searchsorted(numbers, end >> level, side="right")), None)
+            low[after], high[after] = np.minimum(low[after], one), np.maximum(high[after], one)
+            known[after], total[after] = known[after] + 1, total[after] + one
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.bincount(place[counted], value[counted], minlength=count) / known
+        mean = total / known
     middle = np.bincount(place[last], x[last], minlength=count) / np.bincount(
         place[last], minlength=count
     )
     low[np.isinf(low)], high[np.isinf(high)] = np.nan, np.nan
-    return Band(x=middle, low=low, mean=mean, high=high)
+    return Band(x=middle, low=low, mean=mean, high=high, newest=newest)
 
 
 def _spacing_level(curves: Sequence[Curve]) -> int:

@@ -29,6 +29,9 @@ MARGIN = 2
 
 DOWN = len(GROUPS)
 """Class of the time between two rounds of a replica, after the indices of the groups."""
+ROUND_COLUMNS = 4
+"""A window whose rounds are narrower than this many columns is sent as a raster. Its cells then
+cover whole rounds: a grid of columns that cuts rounds of nearly its own width has a moiré."""
 BLANK = 255
 """Value of a cell before the first or after the last round of a replica."""
 LEVELS = 15
@@ -167,7 +170,10 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     high = max(high, low + 1e-3)
     picked = _picked(commits, low, high)
     numbers = [row[0] for row in rows[picked]]
-    raster, slow = Raster(low, high, columns), _Slowest()
+    even = np.linspace(low, high, columns + 1)
+    edges = _edges(even, commits[(commits > low) & (commits < high)])
+    raster, slow = Raster(edges), _Slowest()
+    most_bars = MAX_BARS if edges is even else -1
     bars: list[Bars] = []
     pending: list[RoundBatch] = []
     total = replicas = 0
@@ -178,13 +184,13 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
         pending.append(batch)
         replicas = max(replicas, len(batch.started))
         total += int(inside.sum())
-        bars = [*bars, batch.bars(inside)] if total <= MAX_BARS else []
-        if total > MAX_BARS or len(pending) > 1:  # the raster is slow, and often not needed
+        bars = [*bars, batch.bars(inside)] if total <= most_bars else []
+        if total > most_bars or len(pending) > 1:  # the raster is slow, and often not needed
             for one in pending:
                 raster.add(one)
             pending = []
     slowest, counted = slow.most()
-    few = total <= MAX_BARS
+    few = total <= most_bars
     return Timeline(
         low=low,
         high=high,
@@ -197,10 +203,33 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
             if low <= at < high
         ],
         bars=_join(bars) if few else None,
-        cells=None if few else raster.cells(),
+        cells=None if few else _stretched(raster.cells(), edges, even),
         slowest=slowest,
         counted=counted,
     )
+
+
+def _edges(even: NDArray[np.float64], commits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The edges of the raster's cells: ``even``, or the ends of groups of whole rounds if rounds
+    are narrow. A group that is much wider than the others, as by a pause, is divided evenly."""
+    columns = len(even) - 1
+    if len(commits) * ROUND_COLUMNS <= columns:
+        return even
+    together = -(-len(commits) * ROUND_COLUMNS // columns)
+    edges = np.unique([even[0], *np.sort(commits)[::together], even[-1]])
+    wide = np.diff(edges) > 3 * np.median(np.diff(edges))
+    inside = np.searchsorted(edges, even, side="right") - 1
+    return np.union1d(edges, even[np.append(wide, False)[inside.clip(0, len(wide))]])
+
+
+def _stretched(
+    cells: NDArray[np.uint8], edges: NDArray[np.float64], even: NDArray[np.float64]
+) -> NDArray[np.uint8]:
+    """Cells of the columns between ``even`` edges, from those between ``edges``."""
+    if edges is even:
+        return cells
+    middle = (even[1:] + even[:-1]) / 2
+    return cells[:, np.searchsorted(edges, middle, side="right") - 1]
 
 
 def _ends(run: Run, commits: NDArray[np.float64]) -> tuple[float, float]:
@@ -283,7 +312,7 @@ def raster(
 ) -> NDArray[np.uint8]:
     """Cells, replica x column: :data:`BLANK`, or the largest non-compute class and its share of
     time. ``batches`` are consecutive rounds."""
-    result = Raster(low, high, columns)
+    result = Raster(np.linspace(low, high, columns + 1))
     for batch in batches:
         result.add(batch)
     return result.cells()
@@ -292,10 +321,10 @@ def raster(
 class Raster:
     """Sums the time of each cell by class, batch by batch."""
 
-    def __init__(self, low: float, high: float, columns: int) -> None:
-        self.edges = np.linspace(low, high, columns + 1)
-        self.width = (high - low) / columns
-        self.shares = np.zeros((0, DOWN, columns))
+    def __init__(self, edges: NDArray[np.float64]) -> None:
+        self.edges = edges
+        self.widths = np.diff(edges)
+        self.shares = np.zeros((0, DOWN, len(self.widths)))
         self.first = np.zeros(0)
         self.last = np.zeros(0)
         self.over = np.zeros((0, DOWN))
@@ -339,9 +368,8 @@ class Raster:
         begin = max(int(np.searchsorted(self.edges, knots[0], side="right")) - 1, 0)
         end = int(np.searchsorted(self.edges, knots[-1])) + 1
         within = np.interp(self.edges[begin:end], knots, spent)
-        self.shares[replica, group, begin : begin + len(within) - 1] += (
-            np.diff(within) / self.width if len(within) > 1 else 0
-        )
+        columns = slice(begin, begin + max(len(within) - 1, 0))
+        self.shares[replica, group, columns] += np.diff(within) / self.widths[columns]
 
     def cells(self) -> NDArray[np.uint8]:
         cells = np.full((len(self.first), len(self.edges) - 1), BLANK, dtype=np.uint8)

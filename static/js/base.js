@@ -1,19 +1,12 @@
 // Behaviour of every page: relative times, progress bars, menus, dialogs and keyboard shortcuts.
 
-import { age, secondsSince, when } from "./lib/format.js";
-import { $, $$, h, setFraction, setText } from "./lib/dom.js";
+import { $, $$, h, setFraction } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
-import { tickTimes } from "./lib/times.js";
+import { tickTimes, tooltip } from "./lib/times.js";
 
-function tick() {
-  tickTimes();
-  for (const time of $$("time[data-age]")) {
-    setText(time, age(secondsSince(time.dateTime)));
-    if (!time.title) time.title = when(time.dateTime);
-  }
-}
-tick();
-setInterval(tick, 1000);
+tickTimes();
+setInterval(tickTimes, 1000);
+tooltip();
 
 for (const bar of $$("[data-fraction]")) setFraction(bar, Number(bar.dataset.fraction));
 

@@ -43,7 +43,7 @@ function begin(card) {
       }
       const [x, y] = rising({ x: curve[chosen.x], y: curve.value });
       return [{
-        id: run.id, name: run.name, x, y, odd: [], points: x.length < 3, swatch: () => replicaSwatch(number),
+        id: run.id, name: run.name, x, y, odd: [], nan: [], points: x.length < 3, swatch: () => replicaSwatch(number),
         color: cssColor(replicaHue(number)), dash: replicaDash(number), width: number ? 1.5 : 2.5,
       }];
     });

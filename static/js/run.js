@@ -2,7 +2,6 @@
 
 import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
-import { when } from "./lib/format.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
 import { alertList, checkpointList } from "./run/alerts.js";
@@ -190,6 +189,5 @@ export function runPage() {
     redraw(new Set(["tab"])); // parts that wait until their tab is shown
     if (!live.over) live.start();
   }
-  for (const time of $$("time[data-when]")) time.textContent = when(time.dateTime);
   begin();
 }

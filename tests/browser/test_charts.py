@@ -49,6 +49,22 @@ def zoom(page: Page, begin: float, end: float) -> None:
     page.mouse.up()
 
 
+def test_the_toolbar_sticks_below_the_top_bar(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/")
+    bar, top = page.locator("[data-board]").first, page.locator(".topbar")
+    expect(page.locator('[data-plot="loss"] .u-over')).to_be_visible()
+    page.locator('[data-plot="goodput"]').scroll_into_view_if_needed()
+    page.mouse.move(400, 600)
+    page.mouse.wheel(0, 300)
+    expect(bar).to_be_in_viewport(ratio=1)
+    above, box = top.bounding_box(), bar.bounding_box()
+    assert above is not None
+    assert box is not None
+    assert above["y"] == 0
+    assert box["y"] >= above["height"]
+    bar.get_by_role("button", name="log y").click()  # fails if something covers it
+
+
 def test_drag_requests_more_points(window: Window, long: str) -> None:
     page = window.open(f"/runs/{long}/?smooth=0")
     note = page.locator('[data-plot="loss"] [data-badge]')
@@ -82,6 +98,49 @@ def test_back_restores_earlier_zooms(window: Window, long: str) -> None:
     expect(page).not_to_have_url(first)
     page.get_by_role("button", name="Show all").click()
     expect(note).to_contain_text("of 40,004")
+
+
+def test_the_back_of_the_browser_undoes_a_zoom(window: Window, long: str) -> None:
+    page = window.open(f"/runs/{long}/?smooth=0")
+    note = page.locator('[data-plot="loss"] [data-badge]')
+    expect(note).to_contain_text("of 40,004")
+    zoom(page, 0.2, 0.6)
+    expect(note).not_to_contain_text("of 40,004")
+    first = page.url
+    zoom(page, 0.4, 0.5)
+    expect(page).not_to_have_url(first)
+    page.get_by_role("slider", name="Smoothing").fill("0.5")  # not a step of the history
+    page.go_back()
+    expect(page).to_have_url(first)
+    page.go_back()
+    expect(note).to_contain_text("of 40,004")
+    expect(page.get_by_role("button", name="Back")).to_be_disabled()
+    page.go_forward()
+    expect(page).to_have_url(first)
+    expect(note).not_to_contain_text("of 40,004")
+
+
+@pytest.mark.parametrize(("tab", "name"), [("timeline", "Closer"), ("rounds", "Zoom in")])
+def test_the_back_of_the_browser_undoes_a_zoom_of(
+    window: Window, site: Site, tab: str, name: str
+) -> None:
+    run = site.seed("name='Zoomed', committed=90, total_rounds=5000, sync_every=2")
+    page = window.open(f"/runs/{run}/?tab={tab}")
+    whole = page.url
+    panel = page.get_by_role("region", name=tab.capitalize(), exact=True).first
+    if tab == "timeline":
+        expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("bars")
+    else:
+        expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("90 of")
+    for _ in range(2):
+        before = page.url
+        panel.get_by_role("button", name=name).click()
+        expect(page).not_to_have_url(before)
+    for _ in range(2):
+        page.go_back()
+    expect(page).to_have_url(whole)
+    if tab == "timeline":
+        expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("359 bars")
 
 
 def test_spike_is_exported_and_outliers_can_be_clipped(window: Window, long: str) -> None:
@@ -173,6 +232,13 @@ def test_many_replicas_and_rounds_are_drawn_as_rasters(window: Window, site: Sit
     heat.locator("canvas").first.focus()
     page.keyboard.press("ArrowRight")
     expect(heat.locator(".heat-announce")).to_contain_text("Round 1, replica 0: included")
+
+
+def test_rounds_narrower_than_a_few_pixels_are_a_raster(window: Window, site: Site) -> None:
+    run = site.seed("name='Narrow', committed=500, total_rounds=500, replicas=2, sync_every=2")
+    page = window.open(f"/runs/{run}/?tab=timeline")
+    expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("raster of")
+    window.shoot(page, "timeline-narrow")
 
 
 def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import math
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -255,6 +256,36 @@ def test_the_raster_matches_the_bars() -> None:
     assert (cells[2] == timeline.BLANK).all()
 
 
+def test_equal_rounds_have_equal_cells() -> None:
+    """Columns that cut rounds of nearly their width would show a moiré."""
+    rounds, columns = 700, 1000
+    phases = np.zeros((5, 1, rounds))
+    phases[0], phases[2] = 6, 4  # computes, then waits
+    commits = 100.0 + 10 * np.arange(1, rounds + 1)
+    even = np.linspace(100.0, commits[-1], columns + 1)
+    edges = timeline._edges(even, commits[:-1])
+    sheet = timeline.RoundBatch(
+        numbers=np.arange(rounds),
+        outcome=np.full((1, rounds), 2, dtype=np.uint8),
+        started=(commits - 10)[None],
+        phases=phases,
+    )
+    raster = timeline.Raster(edges)
+    raster.add(sheet)
+    cells = timeline._stretched(raster.cells(), edges, even)
+    assert cells.shape == (1, columns)
+    assert set(cells[0].tolist()) == {2 * 16 + 6}
+
+
+def test_a_pause_between_narrow_rounds_keeps_its_ends() -> None:
+    commits = np.concatenate([10.0 + np.arange(300), 2000.0 + np.arange(300)])
+    even = np.linspace(0.0, 2400.0, 801)  # columns of 3 s
+    edges = timeline._edges(even, commits)
+    widths = np.diff(edges)
+    assert widths[(edges[:-1] > 320) & (edges[1:] < 1990)].max() == pytest.approx(3)
+    assert timeline._edges(even, commits[:100]) is even
+
+
 @pytest.mark.parametrize("bars", [20, 5000])
 def test_the_timeline_does_not_depend_on_the_batch_size(
     client: Client, run: Run, monkeypatch: pytest.MonkeyPatch, bars: int
@@ -318,3 +349,29 @@ def test_points_at_different_steps_form_one_band(client: Client, run: Run) -> No
     assert set(band["low"]) == {0.0}
     assert set(band["high"]) == {3.0}
     assert set(band["mean"]) == {1.5}
+
+
+def test_replicas_that_report_later_count_with_their_newest_value(client: Client, run: Run) -> None:
+    """The one that is more than a round behind does not count any more."""
+    last, spacing = 731, run.group_settings["sync_every"]
+    for number, ahead, value in ((0, 20, 1.0), (1, 10, 1.5), (2, 0, 0.0)):
+        steps = list(range(last + 1, last + 1 + ahead))
+        add_losses(run, number, steps, value)
+    band = ask(client, run, of="loss")["band"]
+    newest = {c["replica"]: c["y"][-1] for c in ask(client, run, of="loss")["curves"]}
+    assert dict(map(tuple, band["newest"])) == newest
+    assert x_of(band)[-1] == last + 20
+    assert (band["low"][-1], band["high"][-1]) == (min(newest.values()), max(newest.values()))
+    assert band["mean"][-1] == pytest.approx(sum(newest.values()) / 4, rel=1e-5)
+    add_losses(run, 0, range(last + 21, last + 1 + spacing + 5), 1.0)
+    band = ask(client, run, of="loss")["band"]
+    assert [n for n, _ in band["newest"]] == [0, 1]
+    assert (band["low"][-1], band["high"][-1]) == (1.0, 1.5)
+
+
+def add_losses(run: Run, replica: int, steps: Iterable[int], value: float) -> None:
+    steps = list(steps)
+    points = Points.of(
+        step=steps, round=[1] * len(steps), tokens=steps, wall_s=steps, value=[value] * len(steps)
+    )
+    downsampling.add_points(run, run.replicas.get(number=replica), {"loss": points}, key="step")

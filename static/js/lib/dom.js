@@ -134,7 +134,8 @@ export function timed(name, start) {
 /** View state in the address, so that a link reproduces the view. */
 export const url = {
   get: (name) => new URLSearchParams(location.search).get(name),
-  set(values, { push = false } = {}) {
+  /** `push` adds an entry to the history, with `state`. */
+  set(values, { push = false, state = null } = {}) {
     const query = new URLSearchParams(location.search);
     for (const [name, value] of Object.entries(values)) {
       if (value === null || value === undefined || value === "") query.delete(name);
@@ -143,6 +144,7 @@ export const url = {
     const text = query.toString();
     const target = location.pathname + (text ? `?${text}` : "") + location.hash;
     if (target === location.pathname + location.search + location.hash) return;
-    history[push ? "pushState" : "replaceState"](null, "", target);
+    if (push) history.pushState(state, "", target);
+    else history.replaceState(history.state, "", target);
   },
 };

@@ -126,14 +126,44 @@ function finer(value, text, step) {
   return `${hours}:${two(minutes)}:${seconds}`;
 }
 
-/** Options of a time of day. */
-export const MINUTES = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-export const SECONDS = { ...MINUTES, second: "2-digit" };
+/** Times in the zone of the browser; an invalid one is unknown. */
+const DAY = { month: "short", day: "numeric" };
+const MINUTES = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const SECONDS = { ...MINUTES, second: "2-digit" };
+const writers = new Map();
+function written(time, options) {
+  const date = new Date(time ?? NaN);
+  if (Number.isNaN(date.getTime())) return UNKNOWN;
+  const name = Object.entries(options).join();
+  if (!writers.has(name)) writers.set(name, new Intl.DateTimeFormat([], options));
+  return writers.get(name).format(date);
+}
 
-export const clock = (iso) => new Date(iso).toLocaleTimeString([], SECONDS);
+/** Date, time of day and zone. */
+export const when = (time) => written(time, { year: "numeric", ...DAY, ...SECONDS, timeZoneName: "short" });
 
-export function when(iso) {
-  return new Date(iso).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+const dayOf = (time) => new Date(time).toDateString();
+
+/** The time of day if it is today, else also the date and, unless `seconds`, none of the seconds. */
+export function clock(time, { seconds = false } = {}) {
+  const today = dayOf(time ?? NaN) === dayOf(Date.now());
+  return written(time, { ...(today ? {} : DAY), ...(today || seconds ? SECONDS : MINUTES) });
+}
+
+/** The name of the browser's zone, such as "GMT+1". */
+export const zone = () => when(0).split(" ").at(-1);
+
+/** Labels of an axis of times, given in seconds. The first tick of a day has the date, where ticks
+ * are of several days or of another day than today; at midnight it has nothing else. */
+export function timeTicks(ticks) {
+  const dated = new Set([...ticks.map((s) => dayOf(s * 1000)), dayOf(Date.now())]).size > 1;
+  const whole = (s, unit) => Math.abs(s / unit - Math.round(s / unit)) < 1e-6;
+  const ofDay = ticks.every((s) => whole(s, 60)) ? MINUTES : SECONDS;
+  return ticks.map((s, i) => {
+    const isNew = dated && (i === 0 || dayOf(s * 1000) !== dayOf(ticks[i - 1] * 1000));
+    const atMidnight = written(s * 1000, SECONDS) === "00:00:00";
+    return written(s * 1000, isNew ? (atMidnight ? DAY : { ...DAY, ...ofDay }) : ofDay);
+  });
 }
 
 export const secondsSince = (iso) => (iso ? Math.max(0, (Date.now() - Date.parse(iso)) / 1000) : null);

@@ -4,6 +4,7 @@
 
 import { $$, clamp, marked, press, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { RUN_ENDED } from "../lib/states.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
 import { SPECS } from "./specs.js";
@@ -12,8 +13,9 @@ const DEFAULT_SMOOTH = 0.6;
 const POINTS = 4000;
 const FRESH = 600; // live points after which a chart is fetched again
 const AGAIN_MS = 3000; // minimum interval between fetches
+const ZOOMED = "zoomed"; // state of a history entry that a zoom made
 const ZOOMS = ["back", "all", "earlier", "later"];
-const SWITCHES = ["logy", "logx", "clip"];
+const SWITCHES = ["logy", "logx"];
 
 /** A number of the address; null if it has none. */
 function number(name) {
@@ -28,10 +30,10 @@ export function board(context, place) {
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
+    ended: () => Boolean(page.dataset.ended) || RUN_ENDED.has(store.run?.state),
   };
   const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
   const asked = new Map(); // chart -> its latest request
-  let behind = []; // windows to go back to
   let loaded = false;
 
   function fromAddress() {
@@ -44,7 +46,7 @@ export function board(context, place) {
       smooth: url.get("smooth") === null ? DEFAULT_SMOOTH : clamp(number("smooth") ?? 0, 0, 0.98),
       logy: url.get("log")?.includes("y") ?? false,
       logx: url.get("log")?.includes("x") ?? false,
-      clip: url.get("clip") === "1",
+      clip: { 1: true, 0: false }[url.get("clip")] ?? null, // null: of charts that end in NaN
     };
   }
 
@@ -61,7 +63,8 @@ export function board(context, place) {
     try {
       const answer = await getJSON(`${page.dataset.series}?${query}`);
       if (asked.get(chart) !== request) return; // a newer request replaced it
-      chart.data = { ...answer, curves: answer.curves.map(unpacked), band: answer.band && unpacked(answer.band) };
+      const band = answer.band && { ...unpacked(answer.band), newest: new Map(answer.band.newest) };
+      chart.data = { ...answer, curves: answer.curves.map(unpacked), band };
       for (const columns of request.late) append(chart, columns); // arrived while the request was pending
       request.late = null;
       chart.draw();
@@ -90,7 +93,7 @@ export function board(context, place) {
     for (let i = 0; i < xs.length; i++) {
       if (to !== null && xs[i] > to) break;
       if (curve && !add(curve, xs[i], columns.value[i])) request.fresh += FRESH;
-      if (data.band && columns.replica !== null) widen(data.band, xs[i], columns.value[i]);
+      if (data.band && columns.replica !== null) widen(data.band, columns.replica, xs[i], columns.value[i]);
     }
     for (const [i, kind] of columns.nonfinite ?? []) if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
     data.points += xs.length;
@@ -106,13 +109,14 @@ export function board(context, place) {
     request.timer = setTimeout(() => place.offsetParent && ask(chart), delay_ms);
   }
 
-  function change(values, { again = false } = {}) {
+  /** `push`: the browser's Back returns to the view before. */
+  function change(values, { again = false, push = false } = {}) {
     Object.assign(self.view, values);
     const { x, from, to, smooth, logx, logy, clip } = self.view;
     url.set({
       x: x === "step" ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
-      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip ? 1 : null, table: [...self.tables].join(","),
-    });
+      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip === null ? null : Number(clip), table: [...self.tables].join(","),
+    }, { push, state: ZOOMED });
     controls();
     charts.forEach((chart) => chart.draw()); // draw now with the loaded points
     if (again) load();
@@ -120,22 +124,16 @@ export function board(context, place) {
   }
 
   const short = (value) => Number(value.toPrecision(10));
-  function zoom(from, to, { keep = true } = {}) {
-    if (!(to > from)) return;
-    if (keep) behind.push([self.view.from, self.view.to]);
-    change({ from: short(from), to: short(to) }, { again: true });
+  function zoom(from, to, { push = true } = {}) {
+    if (to > from) change({ from: short(from), to: short(to) }, { again: true, push });
   }
   function reset() {
-    behind = [];
-    change({ from: null, to: null }, { again: true });
+    change({ from: null, to: null }, { again: true, push: self.view.from !== null });
   }
-  function back() {
-    const [from, to] = behind.pop() ?? [null, null];
-    change({ from, to }, { again: true });
-  }
+  const back = () => (history.state === ZOOMED ? history.back() : reset());
   function pan(by) {
     const { from, to } = self.view;
-    if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { keep: false });
+    if (from !== null) zoom(from + (to - from) * by, to + (to - from) * by, { push: false });
   }
   function toggleTable(id) {
     if (!self.tables.delete(id)) self.tables.add(id);
@@ -146,26 +144,29 @@ export function board(context, place) {
     const { view } = self;
     for (const button of $$("button", at.x)) press(button, button.value === view.x);
     for (const name of SWITCHES) press(at[name], view[name]);
+    press(at.clip, clips());
     at.logx.disabled = view.x === "wall" || view.x === "relative";
     at.smooth.value = view.smooth;
     setText(at["smooth-out"], view.smooth ? view.smooth.toFixed(2) : "off");
     const zoomed = view.from !== null;
     for (const name of ZOOMS) at[name].disabled = !zoomed;
   }
+  const clips = () => self.view.clip ?? charts.some((chart) => chart.clipped() > 0);
   function outcome() {
     const clipped = charts.reduce((all, chart) => all + chart.clipped(), 0);
-    setText(at["clip-out"], self.view.clip ? `${clipped} clipped` : "");
+    setText(at["clip-out"], clips() ? `${clipped} clipped` : "");
+    press(at.clip, clips());
   }
 
   at.x.addEventListener("click", (event) => {
     if (!event.target.value || event.target.value === self.view.x) return;
-    behind = [];
     change({ x: event.target.value, from: null, to: null }, { again: true });
   });
   at.smooth.addEventListener("input", () => change({ smooth: Number(at.smooth.value) }));
   for (const name of SWITCHES) {
     at[name].addEventListener("click", () => change({ [name]: !self.view[name] }));
   }
+  at.clip.addEventListener("click", () => change({ clip: !clips() }));
   at.back.addEventListener("click", back);
   at.all.addEventListener("click", reset);
   at.earlier.addEventListener("click", () => pan(-0.5));

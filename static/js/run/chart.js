@@ -3,7 +3,7 @@
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
 import { $, clamp, cssColor, darkScheme, h, marked, press, setText, table, url } from "../lib/dom.js";
-import { lastKnown, search, usual } from "./curves.js";
+import { lastKnown, notFinite, search, usual } from "./curves.js";
 
 export const AXES = {
   step: "inner step",
@@ -71,7 +71,7 @@ export class Chart {
     this.#badge();
     at.chart.toggleAttribute("data-empty", !this.lines.length);
     if (!this.lines.length) {
-      at.chart.dataset.empty = this.spec.empty;
+      at.chart.dataset.empty = board.ended?.() ? "The run ended without data for this chart" : this.spec.empty;
       at.legend.replaceChildren();
       this.plot?.destroy();
       this.plot = null;
@@ -80,8 +80,9 @@ export class Chart {
     const log = this.#log();
     const data = this.#joined(log);
     const drawn = this.lines.filter((one) => !one.band && !this.hidden.has(one.id));
-    const clips = board.view.clip && !this.spec.plain;
-    this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y)) : null;
+    const diverged = drawn.some((one) => notFinite(one, one.x, one.y, Infinity));
+    const clips = (board.view.clip ?? diverged) && !this.spec.plain;
+    this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y), diverged) : null;
     const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
     const wanted = JSON.stringify([kinds, board.view.x, log, darkScheme.matches]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
@@ -174,6 +175,8 @@ export class Chart {
     const index = cursor.idx ?? Infinity;
     const text = (column, i = index) => this.spec.text(lastKnown(column, i));
     return this.#places().map(([one, first]) => {
+      const kind = notFinite(one, data[0], data[first], index);
+      if (kind) return [one, ODD[kind]];
       if (one.band) return [one, `${text(data[first])} – ${text(data[first + 1])}`];
       if (!one.share) return [one, text(data[first])];
       return [one, text(one.share, cursor.idx === null ? Infinity : search(one.x, data[0][index]))];
@@ -266,9 +269,9 @@ export class Chart {
     const texts = (text) => ({ values: (u, ticks) => format.axis(ticks, text) });
     const x = {
       ticks: { stroke: cssColor("--grid"), width: 1, size: 4 },
-      label: AXES[board.view.x],
-      space: 64,
-      ...(wall ? {} : texts((t) => axisText(board.view.x, t))),
+      label: wall ? `${AXES.wall} (${format.zone()})` : AXES[board.view.x],
+      space: wall ? 96 : 64,
+      ...(wall ? { values: (u, ticks) => format.timeTicks(ticks) } : texts((t) => axisText(board.view.x, t))),
     };
     const y = texts(this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short));
     return look(this.at.chart, x, y, {
@@ -310,7 +313,7 @@ export class Chart {
     });
   }
 
-  /** Mark NaN values at the upper edge: they have no place on the y axis. */
+  /** Mark NaN values at the upper edge, as they have no place on the y axis: a stretch of them once. */
   #marks(u) {
     const pen = u.ctx;
     pen.save();
@@ -318,23 +321,42 @@ export class Chart {
     pen.textAlign = "center";
     pen.font = `${10 * devicePixelRatio}px ${cssColor("--font")}`;
     const size = 5 * devicePixelRatio;
-    let right = -Infinity;
     const shown = this.lines.filter((one) => !this.hidden.has(one.id));
-    for (const [x, kind] of shown.flatMap((one) => one.odd).sort((a, b) => a[0] - b[0])) {
-      const at = u.valToPos(x, "x", true);
-      if (at < u.bbox.left || at > u.bbox.left + u.bbox.width) continue;
+    const { left, top, width } = u.bbox;
+    const places = shown.flatMap((one) => one.odd)
+      .map(([x, kind]) => ({ from: u.valToPos(x, "x", true), kind }))
+      .filter(({ from }) => from >= left && from <= left + width);
+    let free = left; // where the last label ends
+    for (const { from, to, kind } of stretches(places, 4 * size)) {
       pen.beginPath();
-      pen.moveTo(at - size, u.bbox.top);
-      pen.lineTo(at + size, u.bbox.top);
-      pen.lineTo(at, u.bbox.top + size * 1.7);
+      pen.moveTo(from - size, top);
+      pen.lineTo(to + size, top);
+      pen.lineTo(to, top + size * 1.7);
+      pen.lineTo(from, top + size * 1.7);
       pen.fill();
-      if (at - right > 34 * devicePixelRatio) {
-        pen.fillText(ODD[kind] ?? kind, at, u.bbox.top + size * 4);
-        right = at;
-      }
+      const text = ODD[kind] ?? kind;
+      const half = pen.measureText(text).width / 2 + size / 2;
+      const middle = clamp((from + to) / 2, left + half, left + width - half);
+      if (middle - half < free) continue;
+      free = middle + half;
+      pen.fillStyle = cssColor("--surface");
+      pen.fillRect(middle - half, top + size * 2.2, 2 * half, size * 3);
+      pen.fillStyle = cssColor("--s-failed");
+      pen.fillText(text, middle, top + size * 4);
     }
     pen.restore();
   }
+}
+
+/** Neighbouring places of one kind, nearer than `gap`, as one {from, to, kind}. */
+function stretches(places, gap) {
+  const joined = [];
+  for (const { from, kind } of places.sort((a, b) => a.from - b.from)) {
+    const last = joined.at(-1);
+    if (last?.kind === kind && from - last.to < gap) last.to = from;
+    else joined.push({ from, to: from, kind });
+  }
+  return joined;
 }
 
 function save(name, blob) {
@@ -362,7 +384,7 @@ function pad(low, high, log) {
 }
 
 function axisText(axis, x) {
-  if (axis === "wall") return new Date(x * 1000).toLocaleTimeString([], { hourCycle: "h23" });
+  if (axis === "wall") return format.clock(x * 1000, { seconds: true });
   if (axis === "relative") return format.duration(x);
   if (axis === "money") return format.money(x);
   if (axis === "round") return String(Math.round(x * 100) / 100);

@@ -8,7 +8,7 @@ export function unpacked(row) {
 }
 
 /** Bias-corrected exponential moving average; gaps stay gaps. */
-function smoothed(values, weight) {
+export function smoothed(values, weight) {
   if (!weight) return values;
   let mean = 0;
   let seen = 0;
@@ -38,18 +38,28 @@ export function add(curve, x, y) {
   return true;
 }
 
-/** The same for a band: the running mean at an x. */
-export function widen(band, x, y) {
-  if (y === null) return;
-  const place = search(band.x, x);
-  if (place < band.x.length && band.x[place] !== x) return;
-  const n = (band.n ??= new Map()).get(x) ?? 0;
-  const fresh = place === band.x.length || band.mean[place] === null;
-  band.n.set(x, n + 1);
-  band.x[place] = x;
-  band.mean[place] = fresh || !n ? y : band.mean[place] + (y - band.mean[place]) / (n + 1);
-  band.low[place] = fresh ? y : Math.min(band.low[place], y);
-  band.high[place] = fresh ? y : Math.max(band.high[place], y);
+/** Keep a live point of a replica for `spread`. */
+export function widen(band, replica, x, y) {
+  if (x > (band.x.at(-1) ?? -Infinity)) (band.live ??= []).push([x, replica, y]);
+  else band.newest.set(replica, y);
+}
+
+/** The band with its live points: at each x, every replica counts with its newest value up to there,
+ * so that the first to report a step does not stand for all of them. Null where no value is finite. */
+export function spread(band) {
+  const columns = { x: [...band.x], low: [...band.low], mean: [...band.mean], high: [...band.high] };
+  const live = [...(band.live ?? [])].sort((a, b) => a[0] - b[0]);
+  const newest = new Map(band.newest);
+  live.forEach(([x, replica, y], i) => {
+    newest.set(replica, y);
+    if (live[i + 1]?.[0] === x) return;
+    const known = [...newest.values()].filter((value) => value !== null);
+    columns.x.push(x);
+    columns.low.push(known.length ? Math.min(...known) : null);
+    columns.mean.push(known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null);
+    columns.high.push(known.length ? Math.max(...known) : null);
+  });
+  return columns;
 }
 
 /** Make x strictly increasing, as uPlot requires; of equal x the last point stays. */
@@ -65,17 +75,23 @@ export function line(id, name, curve, view, look) {
   const [x, y] = rising(curve);
   const smooth = look.raw ? 0 : view.smooth;
   const odd = (curve.odd ?? []).map(([i, kind]) => [curve.x[i], kind]);
-  return { id, name, x, y: smoothed(y, smooth), ghost: smooth > 0 ? y : null, odd, width: 1.5, ...look };
+  return { id, name, x, y: smoothed(y, smooth), ghost: smooth > 0 ? y : null, odd, nan: odd, width: 1.5, ...look };
 }
 
-/** The range of most values with a margin, [low, high], and the number of outliers. */
-export function usual(columns) {
-  const all = columns.flatMap((c) => c.filter((v) => v !== null && v !== undefined)).sort((a, b) => a - b);
+const known = (column) => column.filter((value) => value !== null && value !== undefined);
+
+/** The range of most values with a margin, {low, high}, and the number of outliers. For columns that
+ * end in NaN (`diverged`), of which many values can be outliers: three times the range of the middle
+ * half, and the first values. */
+export function usual(columns, diverged = false) {
+  const all = columns.flatMap(known).sort((a, b) => a - b);
   if (all.length < 20) return null;
   const at = (part) => all[Math.round(part * (all.length - 1))];
-  const room = (at(0.95) - at(0.05)) * 0.6 || Math.abs(at(0.5)) * 0.1 || 1;
-  const low = Math.max(all[0], at(0.05) - room);
-  const high = Math.min(all.at(-1), at(0.95) + room);
+  const [edge, factor] = diverged ? [0.25, 3] : [0.05, 0.6];
+  const firsts = diverged ? columns.flatMap((column) => known(column).slice(0, 1)) : [];
+  const room = (at(1 - edge) - at(edge)) * factor || Math.abs(at(0.5)) * 0.1 || 1;
+  const low = Math.max(all[0], Math.min(at(edge) - room, ...firsts));
+  const high = Math.min(all.at(-1), Math.max(at(1 - edge) + room, ...firsts));
   return { low, high, clipped: all.filter((v) => v < low || v > high).length };
 }
 
@@ -85,6 +101,16 @@ export function lastKnown(column, i) {
     if (column[k] !== null && column[k] !== undefined) return column[k];
   }
   return null;
+}
+
+/** The NaN or infinity that a line reported after index `i` of its `column` had its newest finite
+ * value; null if that value is newer. `xs` are the places of the column. */
+export function notFinite(one, xs, column, i) {
+  const upTo = i < xs.length ? xs[i] : Infinity;
+  const [at, kind] = one.nan.filter(([x]) => x <= upTo).reduce((a, b) => (b[0] >= a[0] ? b : a), [-Infinity, null]);
+  let last = Math.min(i, column.length - 1);
+  while (last >= 0 && (column[last] === null || column[last] === undefined)) last -= 1;
+  return last < 0 || at > xs[last] ? kind : null;
 }
 
 /** Index of `value`, or its insertion index, in a sorted list; checks the end first. */

@@ -4,6 +4,7 @@
 import * as format from "../lib/format.js";
 import { h, icon, keyed } from "../lib/dom.js";
 import { look } from "../lib/states.js";
+import { timeElement } from "../lib/times.js";
 
 const ICON = { info: "info", warning: "degraded", error: "failed" };
 
@@ -44,11 +45,10 @@ function make(event) {
   const to = event.to_state ? look(event.to_state).word : "";
   const title = event.message || to;
   const move = to && event.from_state ? `${look(event.from_state).word} → ${to}` : event.message && to;
-  const seconds = format.secondsSince(event.at);
   return h("li", { dataset: { level: event.level } },
     icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),
     h("div.what", {},
       h("div", {}, event.level === "info" ? null : h("b", {}, `${event.level}: `), title),
       who || move ? h("div.move", {}, [who, move].filter(Boolean).join(" · ")) : null),
-    h("time", { datetime: event.at, title: format.when(event.at), dataset: { age: "" } }, format.age(seconds)));
+    timeElement(event.at));
 }

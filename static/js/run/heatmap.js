@@ -11,6 +11,7 @@ import * as format from "../lib/format.js";
 import { $, calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
+import { RUN_ENDED } from "../lib/states.js";
 
 const LABELS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
@@ -42,8 +43,15 @@ export function heatmap(context, card) {
   let look = null; // current geometry: cell pitch, columns
   let cursor = null; // {replica, column}
   let follow = true;
-  let zoom = large ? Number(url.get("pitch")) || null : null; // pixels per round; null: fit to width
-  if (large) zoomButtons(card, (factor) => setZoom(factor));
+  const addressed = () => Number(url.get("pitch")) || null;
+  let zoom = large ? addressed() : null; // pixels per round; null: fit to width
+  if (large) {
+    zoomButtons(card, (factor) => setZoom(factor));
+    addEventListener("popstate", () => {
+      zoom = addressed();
+      draw();
+    });
+  }
   const split = $("[data-split]", card); // all, lanes, or a fragment number
   const fragments = Number(split?.dataset.split) || 1;
   if (split) split.value = url.get("fragment") ?? "";
@@ -53,7 +61,8 @@ export function heatmap(context, card) {
     const begun = performance.now();
     grid.update();
     const replicas = grid.replicas;
-    const width = Math.max(body.clientWidth - 32 - 30, 60);
+    fit(names, replicas); // first: it takes its width from that of the scroller
+    const width = Math.max(scroller.clientWidth, 60);
     if (split && !split.value) split.value = replicas.length * fragments * LANE < size.tallest ? "lanes" : "all";
     const lanes = split?.value === "lanes" ? fragments : 1;
     const step = split && split.value !== "all" ? fragments : 1;
@@ -115,7 +124,9 @@ export function heatmap(context, card) {
       if (chosen) frame(pen, at(i) - 1, top - 1, Math.max(x, 3), rows * y, cssColor("--accent"));
       if ((look.step > 1 ? i : number) % every) continue;
       pen.fillStyle = cssColor(chosen ? "--accent" : "--text-3");
-      pen.fillText(String(number), at(i) + (x - GAP) / 2, 7);
+      const middle = at(i) + (x - GAP) / 2;
+      const half = pen.measureText(number).width / 2;
+      if (middle >= half && middle + half <= width) pen.fillText(String(number), middle, 7);
     }
     if (cursor && cursor.column < look.known) {
       const [left, above] = [at(cursor.column) - 1, top + cursor.row * y - 1];
@@ -169,10 +180,11 @@ export function heatmap(context, card) {
     for (let i = 0; i < look.width; i += 7) pen.fillRect(i, Math.round(line), 4, 1);
   }
 
+  const ended = () => RUN_ENDED.has(store.run.state);
   const speak = () => setText(announcement, cursor ? reading() : summary());
 
   function summary() {
-    if (!grid.count) return "No rounds yet";
+    if (!grid.count) return ended() ? "No rounds" : "No rounds yet";
     const { committed_rounds, total_rounds, quorum } = store.run;
     const rounds = `${format.count(committed_rounds)} of ${format.count(total_rounds)} rounds committed`;
     if (!large) return rounds;
@@ -185,14 +197,15 @@ export function heatmap(context, card) {
     const i = Math.max(round(cursor.column, cursor.row % look.lanes), 0);
     const number = grid.number(i);
     const of = `Round ${number}${fragments > 1 ? `, fragment ${(number - 1) % fragments}` : ""}`;
-    if (i >= grid.count) return `${of}: not yet`;
+    if (i >= grid.count) return `${of}: ${ended() ? "not reached" : "not yet"}`;
     const place = Math.floor(cursor.row / look.lanes);
     const replica = look.replicas[place];
     const outcome = OUTCOMES[code(cursor.column, cursor.row)];
     const late = grid.late(i, place);
     const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
     const by = late ? ` by ${format.duration(late)}` : "";
-    return `${of}, replica ${replica}: ${LABELS[outcome]}${by}${why ? ` (${why})` : ""}`;
+    const label = outcome === "open" && ended() ? LABELS.missing : LABELS[outcome];
+    return `${of}, replica ${replica}: ${label}${by}${why ? ` (${why})` : ""}`;
   }
 
   function place(event) {
@@ -212,7 +225,7 @@ export function heatmap(context, card) {
     if (!look) return;
     const middle = (look.left + look.width / 2) / look.x;
     zoom = factor === null ? look.width / look.columns : Math.min(look.x * factor, size.cell + GAP);
-    url.set({ pitch: Number(zoom.toFixed(3)) });
+    url.set({ pitch: Number(zoom.toFixed(3)) }, { push: true });
     follow = false;
     draw();
     requestAnimationFrame(() => requestAnimationFrame(() => (scroller.scrollLeft = middle * look.x - look.width / 2)));
@@ -269,9 +282,13 @@ function zoomButtons(card, act) {
   card.querySelector(".card-head").append(group);
 }
 
+/** Make room for the longest number of a replica. */
+function fit(names, replicas) {
+  names.style.width = `${String(replicas.at(-1) ?? 0).length * 8 + 8}px`;
+}
+
 function label(names, replicas, y, top) {
   const every = Math.max(1, Math.ceil(13 / y));
-  names.style.width = `${Math.max(1, String(replicas.at(-1) ?? 0).length) * 8 + 8}px`;
   names.style.height = `${top + replicas.length * y}px`;
   const wanted = `${replicas.length}/${y}/${top}`;
   if (names.dataset.shown === wanted) return;

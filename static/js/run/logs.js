@@ -85,7 +85,7 @@ export function logLines({ store, page }, card) {
 
 function row({ id, at, level, replica, message }) {
   const title = `${format.when(at)}: link to this line`;
-  const time = h("time", { datetime: at }, format.clock(at));
+  const time = h("time", { datetime: at }, format.clock(at, { seconds: true }));
   return h("p", { dataset: { level: level.toLowerCase(), id } },
     h("a", { href: `?tab=logs&line=${id}`, title }, time),
     h("span", {}, `replica ${replica}`), h("span", {}, level), h("span", {}, message));

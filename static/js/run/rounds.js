@@ -3,6 +3,8 @@
 import * as format from "../lib/format.js";
 import { cellOf, h, icon, keyed, setState, setText, stateBadge, table } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { RUN_ENDED } from "../lib/states.js";
+import { timeElement } from "../lib/times.js";
 import { WHY } from "./grid.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
@@ -63,7 +65,7 @@ function contributors(round, { run }) {
   return `${uploaded} of ${run.target} uploaded`;
 }
 
-const clock = (time) => (time ? format.clock(time) : format.UNKNOWN);
+const clock = (time) => format.clock(time, { seconds: true });
 
 /** When the first replica began the round; NaN if unknown. */
 const opened = (round) => times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
@@ -82,8 +84,8 @@ function detail(round, { store, select, page }) {
     ["Duration", format.duration(took_ms / 1000)],
     ["Traffic", `${bytes(rows, "bytes_up")} up, ${bytes(rows, "bytes_down")} down`],
     ["Tokens so far", format.count(round.tokens_total || null)],
-    ["Opened", clock(opened(round))],
-    ["Committed", clock(round.committed_at)],
+    ["Opened", timeElement(opened(round), "clock")],
+    ["Committed", timeElement(round.committed_at, "clock")],
   ];
   const go = (number, name, label) => {
     const disabled = !(number > 0 && number <= store.roundRows().at(-1)?.number);
@@ -241,6 +243,7 @@ export function roundsTable(context, place) {
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
     more.hidden = rows.length === rounds.length;
+    setText(empty, RUN_ENDED.has(store.run.state) ? "No rounds." : "No rounds yet.");
     setText(more.firstElementChild, `Show all ${rounds.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;
     keyed(body, rows, (row) => row.number,

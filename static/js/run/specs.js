@@ -7,7 +7,7 @@
 import * as format from "../lib/format.js";
 import { cssColor } from "../lib/dom.js";
 import { evalSwatch, groupFill, key, replicaDash, replicaHue, replicaSwatch } from "../lib/palette.js";
-import { line, rising } from "./curves.js";
+import { line, rising, smoothed, spread } from "./curves.js";
 
 const DENSE = 60; // lines with fewer points show markers
 export const GROUPS = ["compute", "upload", "wait", "apply", "other"];
@@ -15,7 +15,7 @@ export const GROUPS = ["compute", "upload", "wait", "apply", "other"];
 const find = (data, series) => data.curves.find((c) => c.series === series && c.replica === null);
 
 const band = (low, high, name) => ({
-  id: "band", name, band: [low, high], fill: `${cssColor("--text-3")}2b`, odd: [],
+  id: "band", name, band: [low, high], fill: `${cssColor("--text-3")}2b`, odd: [], nan: [],
   swatch: () => key(() => `${cssColor("--text-3")}55`),
 });
 
@@ -34,9 +34,12 @@ const one = (id, name, series, color) => (data, view) => {
 const replicas = (series, { raw = true } = {}) => (data, view) => {
   const lines = [];
   if (data.band?.x.length) {
-    const { x, low, mean, high } = data.band;
-    lines.push(band([x, low], [x, high], "Minimum to maximum"));
-    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--text-3"), raw, width: 2 }));
+    const { x, low, mean, high } = spread(data.band);
+    // Smoothed like the mean, and with its gaps: otherwise the mean could leave the band.
+    const end = (y) => [x, smoothed(y.map((v, i) => (mean[i] === null ? null : v)), raw ? 0 : view.smooth)];
+    const nan = x.filter((_, i) => mean[i] === null).map((at) => [at, "nan"]);
+    lines.push({ ...band(end(low), end(high), "Minimum to maximum"), nan });
+    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--text-3"), raw, width: 2, nan }));
   }
   for (const curve of data.curves.filter((c) => c.series === series)) {
     const number = curve.replica;
@@ -62,9 +65,9 @@ function loss(data, view) {
 }
 
 /** Mean, minimum and maximum over the contributions of a round. */
-const given = (name) => figure([name, `${name}_low`, `${name}_high`], spread(name));
+const given = (name) => figure([name, `${name}_low`, `${name}_high`], bounds(name));
 
-const spread = (name) => (data, view) => {
+const bounds = (name) => (data, view) => {
   const [low, high, mean] = [`${name}_low`, `${name}_high`, name].map((series) => find(data, series));
   if (!mean) return [];
   const lines = [];
@@ -90,6 +93,7 @@ function goodput(data) {
       y: share.map((part, i) => (part === null ? null : (sum[i] += part))),
       share,
       odd: [],
+      nan: [],
       color: "transparent",
       width: 0,
       fill: (u) => groupFill(u.ctx, name),

@@ -6,24 +6,18 @@
 import * as format from "../lib/format.js";
 import { clamp, cssColor, darkScheme, h, marked, oncePerFrame, press, setText, table, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
-import { groupColor, groupFill, key, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
+import { RUN_ENDED } from "../lib/states.js";
+import { bars, BLANK, commits, ended, frame, LEFT, legend, picture, TOP } from "./timeline_drawing.js";
+import { sizeCanvas } from "../lib/palette.js";
 
-const LEFT = 44;
-const TOP = 22;
 const TALLEST = 560;
 const ROW = { most: 26, least: 2 };
 const STILL_MS = 70;
 const LIVE_MS = 3000;
+const MOST_COLUMNS = 2000; // more are stretched
 const TABLE_ROWS = 300;
-const BLANK = 255;
 const CLOSEST_S = 0.5;
 const ZOOMS = ["earlier", "later", "closer", "farther", "all"];
-/** Steps of the time axis in seconds. */
-const STEPS = [
-  0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400,
-  172_800, 604_800,
-];
-const DAY_S = 86_400;
 
 export function timeline(context, card) {
   const { store, page } = context;
@@ -31,7 +25,8 @@ export function timeline(context, card) {
   const canvas = h("canvas");
   at.chart.append(canvas);
   const number = (name) => Number(url.get(name)) || null;
-  let view = { from: number("from_s"), to: number("to_s") }; // null: the whole range
+  const addressed = () => ({ from: number("from_s"), to: number("to_s") });
+  let view = addressed(); // null: the whole range
   let data = null;
   let cells = null; // raster: one byte per column and replica
   let image = null; // the raster as an image
@@ -54,7 +49,7 @@ export function timeline(context, card) {
   async function ask() {
     const current = ++question;
     asked = performance.now();
-    const query = new URLSearchParams({ columns: Math.min(Math.round(plotWidth()), 1200) });
+    const query = new URLSearchParams({ columns: Math.min(plotWidth(), MOST_COLUMNS) });
     if (view.from !== null) query.set("from", view.from);
     if (view.to !== null) query.set("to", view.to);
     try {
@@ -75,27 +70,37 @@ export function timeline(context, card) {
     timer = setTimeout(ask, after);
   }
 
-  function show(from, to) {
+  /** `push`: the browser's Back returns to the window before. */
+  function show(from, to, { push = true } = {}) {
     const closest = Math.max(to - from, CLOSEST_S);
     const middle = (from + to) / 2;
     [from, to] = [middle - closest / 2, middle + closest / 2];
     const whole = from <= data.first && to >= data.last;
     const end = (seconds) => (whole ? null : Math.round(seconds * 1000) / 1000);
+    const first = view.from === null; // moving on replaces the entry that the first zoom made
     view = { from: end(from), to: end(to) };
-    url.set({ from_s: view.from, to_s: view.to });
+    url.set({ from_s: view.from, to_s: view.to }, { push: push || first });
     draw();
     soon(STILL_MS);
   }
 
-  function scaleBy(factor, part = 0.5) {
+  addEventListener("popstate", () => {
+    const before = JSON.stringify(view);
+    view = addressed();
+    if (!data || before === JSON.stringify(view)) return;
+    draw();
+    soon(STILL_MS);
+  });
+
+  function scaleBy(factor, part = 0.5, push = true) {
     const [from, to] = ends();
     const middle = from + (to - from) * part;
-    show(middle - (middle - from) * factor, middle + (to - middle) * factor);
+    show(middle - (middle - from) * factor, middle + (to - middle) * factor, { push });
   }
   function pan(part) {
     const [from, to] = ends();
     const by = clamp((to - from) * part, data.first - from, Math.max(data.last - to, 0));
-    show(from + by, to + by);
+    show(from + by, to + by, { push: false });
   }
 
   const draw = oncePerFrame(() => {
@@ -126,7 +131,11 @@ export function timeline(context, card) {
       pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
     }
     if (data.replicas) delete at.chart.dataset.empty;
-    else at.chart.dataset.empty = "Bars appear after the first committed round";
+    else {
+      at.chart.dataset.empty = RUN_ENDED.has(store.run.state)
+        ? "The run ended before a replica finished a round"
+        : "Bars appear after the first committed round";
+    }
     timed("timeline drawn", begun);
   });
 
@@ -151,7 +160,7 @@ export function timeline(context, card) {
 
   function reading() {
     const when = moment(cursor.x);
-    const head = `Replica ${cursor.replica} at ${format.clock(when * 1000)}`;
+    const head = `Replica ${cursor.replica} at ${format.clock(when * 1000, { seconds: true })}`;
     if (image) {
       const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
       const cell = column >= 0 && column < data.columns ? cells[cursor.replica * data.columns + column] : BLANK;
@@ -201,7 +210,7 @@ export function timeline(context, card) {
       h("th.num", { scope: "row" }, number[i]),
       h("td.num", {}, replica[i]),
       h("td", {}, outcome[i]),
-      h("td.num", {}, format.clock(data.from * 1000 + started[i])),
+      h("td.num", {}, format.clock(data.from * 1000 + started[i], { seconds: true })),
       phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000)))));
     const caption = "Rounds of replicas in this window, newest first";
     at["chart-table"].replaceChildren(table("table", caption, columns, h("tbody", {}, rows)));
@@ -242,15 +251,15 @@ export function timeline(context, card) {
     if (!data || !(event.ctrlKey || event.metaKey || sideways)) return;
     event.preventDefault();
     if (sideways) pan(event.deltaX / plotWidth());
-    else scaleBy(1.0015 ** event.deltaY, Math.max(canvasX(event) - LEFT, 0) / plotWidth());
+    else scaleBy(1.0015 ** event.deltaY, Math.max(canvasX(event) - LEFT, 0) / plotWidth(), false);
   }, { passive: false });
   const KEYS = {
     ArrowLeft: () => pan(-0.2),
     ArrowRight: () => pan(0.2),
     ArrowUp: () => choose(-1),
     ArrowDown: () => choose(1),
-    "+": () => scaleBy(0.5),
-    "-": () => scaleBy(2),
+    "+": () => scaleBy(0.5, 0.5, false),
+    "-": () => scaleBy(2, 0.5, false),
     Home: () => show(data.first, data.last),
     Enter: open,
   };
@@ -291,110 +300,4 @@ export function timeline(context, card) {
     if (!data || changed.has("tab")) ask();
     else if (changed.has("rounds") && view.to === null) soon(Math.max(0, asked + LIVE_MS - performance.now()));
   };
-}
-
-/** The raster as a canvas of one pixel per cell. */
-function picture({ columns, replicas, groups }, cells) {
-  const compute = rgb(groupColor("compute"));
-  const colors = new Uint32Array(256);
-  groups.forEach((group, kind) => {
-    const other = rgb(groupColor(group));
-    for (let share = 0; share < 16; share++) {
-      const mixed = compute.map((c, i) => Math.round(c + ((other[i] - c) * share) / 15));
-      colors[kind * 16 + share] = pixel(mixed);
-    }
-  });
-  colors[BLANK] = 0;
-  return raster(columns, Math.max(replicas, 1), Uint32Array.from(cells, (cell) => colors[cell]));
-}
-
-/** When a bar ends, in ms of the answer. */
-const ended = ({ started, phases }, i) => phases[i].reduce((sum, ms) => sum + ms, started[i]);
-
-function frame(pen, { from, to, width, row }, data) {
-  pen.font = `11px ${cssColor("--font")}`;
-  pen.textBaseline = "middle";
-  pen.fillStyle = cssColor("--text-3");
-  const every = Math.ceil(14 / row);
-  pen.textAlign = "right";
-  for (let r = 0; r < data.replicas; r += every) pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
-  const longest = STEPS.at(-1);
-  const step = STEPS.find((s) => (s / (to - from)) * width >= 76) ??
-    longest * Math.ceil((to - from) / longest / 8);
-  const ofDay = step < 60 ? format.SECONDS : format.MINUTES;
-  pen.textAlign = "center";
-  for (let t = Math.ceil(from / step) * step; t < to; t += step) {
-    const x = LEFT + ((t - from) / (to - from)) * width;
-    pen.fillStyle = cssColor("--grid");
-    pen.fillRect(Math.round(x), TOP - 5, 1, data.replicas * row + 5);
-    pen.fillStyle = cssColor("--text-3");
-    const date = new Date(t * 1000);
-    const text = step >= DAY_S
-      ? date.toLocaleDateString([], { day: "numeric", month: "short" })
-      : date.toLocaleTimeString([], ofDay);
-    if (x > LEFT + 20 && x < LEFT + width - 20) pen.fillText(text, x, 8);
-  }
-}
-
-function bars(pen, { x, row }, data) {
-  const { replica, started, phases } = data.bars;
-  const gap = row > 8 ? 2 : 0;
-  const wide = data.groups.map((group) => groupFill(pen, group));
-  const thin = data.groups.map(groupColor);
-  const down = data.groups.length - 1;
-  const order = started.map((_, i) => i).sort((a, b) => replica[a] - replica[b] || started[a] - started[b]);
-  let before = -1;
-  for (const i of order) {
-    const y = TOP + replica[i] * row;
-    let s = data.from + started[i] / 1000;
-    if (before >= 0 && replica[before] === replica[i]) {
-      const end = data.from + ended(data.bars, before) / 1000;
-      pen.fillStyle = thin[down];
-      if (x(s) - x(end) > 0.5) pen.fillRect(x(end), y + row / 2 - 0.5, x(s) - x(end), 1);
-    }
-    before = i;
-    phases[i].forEach((ms, group) => {
-      if (!ms) return;
-      const from = x(s);
-      s += ms / 1000;
-      pen.fillStyle = x(s) - from > 5 && row > 5 ? wide[group] : thin[group];
-      pen.fillRect(from, y, Math.max(x(s) - from, 0.4), row - gap);
-    });
-  }
-}
-
-function commits(pen, { x, row, width, from, to }, data) {
-  if (data.commits.length > width / 10) return;
-  for (const [number, at, state] of data.commits) {
-    const when = data.from + at;
-    if (when < from || when > to) continue;
-    const here = Math.round(x(when));
-    const dashed = state === "void";
-    const height = data.replicas * row;
-    pen.fillStyle = cssColor(dashed ? "--s-failed" : "--text");
-    pen.globalAlpha = data.commits.length > width / 42 ? 0.35 : 0.75;
-    if (!dashed) pen.fillRect(here, TOP, 1, height);
-    else for (let y = 0; y < height; y += 6) pen.fillRect(here, TOP + y, 1, 3);
-    pen.globalAlpha = 1;
-    if (data.commits.length < width / 42) {
-      pen.textAlign = "left";
-      pen.font = `10px ${cssColor("--font")}`;
-      const width = pen.measureText(String(number)).width;
-      pen.fillStyle = cssColor("--surface");
-      pen.globalAlpha = 0.85;
-      pen.fillRect(here + 1, TOP, width + 4, 12);
-      pen.globalAlpha = 1;
-      pen.fillStyle = cssColor("--text-2");
-      pen.fillText(String(number), here + 3, TOP + 6);
-    }
-  }
-}
-
-function legend() {
-  const filled = (group) => (pen) => groupFill(pen, group);
-  const groups = ["compute", "upload", "wait", "apply", "other"];
-  return h("p.heat-legend", {},
-    groups.map((group) => h("span", {}, key(filled(group)), group)),
-    h("span", {}, key(filled("down"), 14, 5, 2), "down, or between rounds"),
-    h("span", {}, "| round committed"));
 }

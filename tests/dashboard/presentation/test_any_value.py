@@ -53,6 +53,12 @@ def test_a_huge_loss_is_formatted_with_an_exponent() -> None:
     assert formats.duration(1e300) == "1.00e+300 s"
 
 
+@given(value=st.one_of(st.none(), st.datetimes(timezones=st.timezones()), st.text()))
+def test_every_time_is_shown(value: Any) -> None:
+    for show in (ui.clock, ui.left):
+        assert show(value)
+
+
 @pytest.mark.parametrize("of", MEASURES, ids=lambda measure: measure.name)
 @given(value=columns, change=columns, share=columns)
 def test_the_comparison_shows_every_number(of: Any, value: Any, change: Any, share: Any) -> None:

@@ -1,0 +1,80 @@
+"""The heatmap of replicas and rounds: which part of it is in sight."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import PATIENCE_MS, Site, Window
+
+pytestmark = pytest.mark.browser
+
+SCROLLER = '[data-heatmap="small"] .heat-scroll'
+AT_THE_END = """(element, [wider, patience]) => new Promise((resolve, reject) => {
+    const end = performance.now() + patience;
+    const look = () => {
+        const { scrollLeft, clientWidth, scrollWidth } = element;
+        if (scrollWidth > wider && scrollWidth - clientWidth - scrollLeft < 4) resolve(scrollWidth);
+        else if (performance.now() < end) setTimeout(look, 50);
+        else reject(new Error(`at ${scrollLeft} of ${scrollWidth}, ${clientWidth} wide`));
+    };
+    look();
+})"""
+
+
+def at_the_end(heat: Locator, wider_than: int) -> int:
+    """Wait until it is wider and shows its last columns; return its width."""
+    width: int = heat.evaluate(AT_THE_END, [wider_than, PATIENCE_MS])
+    return width
+
+
+def older_rounds(page: Page, first: int) -> None:
+    """Leave the rounds below ``first`` out of the snapshot, as of a run with thousands."""
+    page.route(
+        re.compile("snapshot.json"),
+        lambda route: route.fulfill(
+            json=(body := route.fetch().json())
+            | {"rounds": [row for row in body["rounds"] if row["number"] >= first]}
+        ),
+    )
+
+
+def test_the_newest_rounds_stay_in_sight(window: Window, site: Site) -> None:
+    """Numbers of two digits make room for themselves, older rounds arrive after the first drawing,
+    and new rounds follow."""
+    run = site.seed("name='Newest', committed=90, total_rounds=5000, replicas=12, sync_every=2")
+    page = window.open("/")
+    older_rounds(page, 30)
+    page.goto(f"/runs/{run}/")
+    heat = page.locator(SCROLLER)
+    known = at_the_end(heat, 90 * 9)
+    site.publish(
+        run,
+        rounds=[
+            {
+                "number": 92,
+                "state": "collecting",
+                "contributors": 0,
+                "mode": "",
+                "reason": "",
+                "contributions": [],
+                "healing": [],
+                "fragment": 0,
+            }
+        ],
+    )
+    at_the_end(heat, known)
+    window.shoot(page, "heatmap-newest", full=False)
+
+
+def test_a_scrolled_heatmap_stays_where_it_is(window: Window, site: Site) -> None:
+    run = site.seed("name='Kept', committed=90, total_rounds=5000, replicas=12, sync_every=2")
+    page = window.open(f"/runs/{run}/")
+    heat = page.locator(SCROLLER)
+    known = at_the_end(heat, 90 * 9)
+    heat.evaluate("element => element.scrollTo(90, 0)")
+    page.set_viewport_size({"width": 1380, "height": 900})
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    assert heat.evaluate("element => [element.scrollLeft, element.scrollWidth]") == [90, known]
