@@ -178,13 +178,9 @@ export function runPage() {
   });
 
   async function begin() {
-    try {
-      await refresh();
-    } catch {
-      // Without a first snapshot there is nothing to merge into: show an error and retry.
-      $("[data-conn]").dataset.state = "reconnecting";
-      $("[data-conn]").textContent = "The server does not respond; retrying";
-      setTimeout(begin, 3000);
+    // Without a first snapshot there is nothing to merge into.
+    if (!(await live.load())) {
+      if (!live.over) setTimeout(begin, 3000);
       return;
     }
     redraw(new Set(["tab"])); // parts that wait until their tab is shown

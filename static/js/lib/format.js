@@ -78,6 +78,8 @@ export function age(value) {
   return `${Math.floor(value)} s`;
 }
 
+export const ago = (value) => (value < 2 ? "just now" : `${age(value)} ago`);
+
 export function percent(value) {
   if (!known(value)) return UNKNOWN;
   if (Math.abs(value) >= HUGE) return `${value.toExponential(2)} x`;
