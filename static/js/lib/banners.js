@@ -24,6 +24,9 @@ const dataAge = (run) => (LIVE.has(run.state) && secondsSince(run.last_seen_at))
 
 export const isStale = (run) => Boolean(stale && dataAge(run) > stale.dataset.after);
 
+/** Whether data of that time are out of date. */
+export const isOld = (iso) => Boolean(stale && secondsSince(iso) > stale.dataset.after);
+
 /** Age of the newest data of a training run if more is overdue, otherwise 0. */
 export const lateness = (run) => (dataAge(run) > stale?.dataset.lateAfter ? dataAge(run) : 0);
 
