@@ -9,6 +9,7 @@ import { alertList, checkpointList } from "./run/alerts.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
 import { eventList } from "./run/events.js";
+import { failureCard } from "./run/failure.js";
 import { header } from "./run/header.js";
 import { heatmap } from "./run/heatmap.js";
 import { logLines } from "./run/logs.js";
@@ -121,6 +122,7 @@ export function runPage() {
 
   const parts = [
     header(context),
+    failureCard(context, $("[data-failure]")),
     checklist(context),
     ...$$("[data-board]").map((place) => board(context, place)),
     ...$$("[data-heatmap]").map((card) => heatmap(context, card)),

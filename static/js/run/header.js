@@ -2,7 +2,7 @@
 
 import { isStale, isWorkerSilent } from "../lib/banners.js";
 import * as format from "../lib/format.js";
-import { $, $$, setFraction, setState, setText } from "../lib/dom.js";
+import { $, $$, firstLine, setFraction, setState, setText } from "../lib/dom.js";
 import { look, RUN_ENDED, RUN_STOPPABLE } from "../lib/states.js";
 
 export function header({ store, page }) {
@@ -21,7 +21,7 @@ export function header({ store, page }) {
 function show(run, at) {
   setState(at.state, run.state);
   const reason = run.state_reason ?? "";
-  setText(at.why, run.state === "failed" ? "" : reason); // the failure card shows it
+  setText(at.why, run.state === "failed" ? "" : firstLine(reason)); // the failure card shows it
   at.why.title = reason;
   setText(at.rounds, format.count(run.committed_rounds));
   setText(at.total, `of ${format.count(run.total_rounds)}`);
