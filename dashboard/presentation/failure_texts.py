@@ -15,13 +15,13 @@ EXPLANATIONS = {
     Cause.CANCELLED: "The job was cancelled at the backend.",
     Cause.LOST: "The backend has no record of the job any more.",
     REFUSED: "The backend refused the launch, so nothing was retried. Correct the pool or the "
-    "account, then restart.",
+    "account, then restart the replica.",
     NOT_STARTED: "The job waited for a machine longer than allowed and was cancelled.",
 }
 CONFIGURATION = (
     "The replica found a problem that a restart does not fix. Correct the settings in a clone."
 )
-WITHOUT_REPLICA = "No replica reported an error of its own."
+WITHOUT_REPLICA = "No replica reported an error."
 UNKNOWN = "The process ended without a report of its cause."
 
 

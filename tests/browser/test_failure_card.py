@@ -42,7 +42,7 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     card = page.get_by_role("region", name="Replica 1 failed: out of memory")
     expect(card).to_be_visible()
     expect(card.get_by_role("region", name="Last log lines")).to_contain_text("upload retried")
-    expect(card.get_by_role("button", name="Restart")).to_be_visible()
+    expect(card.get_by_role("button", name="Resume")).to_be_visible()
     message = card.locator(".failure-message")
     assert "24Gi\nLast State: Terminated" in message.inner_text()
     expect(page.locator(".events li").first).to_contain_text("OOMKilled")

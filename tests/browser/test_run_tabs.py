@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -154,19 +155,21 @@ def test_replica_table_fits_and_covers_no_column(window: Window, site: Site, wid
     table = page.locator("[data-replicas=long] table")
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    now = datetime.now(UTC).isoformat()
     rows = [
         {"number": number, "state": "computing", "backend_state": "RUNNING", "gpu_busy": 0.93}
         | {"gpu_memory_bytes": 71e9, "up_bytes_per_s": 123e6, "down_bytes_per_s": 456e6}
         | {"deadline_at": "2999-01-01T00:00:00Z", "device": "NVIDIA H100 80GB HBM3"}
         | {"restarts": 1, "attempt": 2, "cost_usd": 12.34, "price_usd_h": 4.0}
         | {"round": 5000, "step": 200_000, "loss": 2.345, "tokens_per_s": 56_789.0}
-        | {"wait_fraction": 0.27, "beat_at": "2026-01-01T00:00:00Z", "cost_known": False}
-        | {"last_cause": "preempted", "last_ended_at": "2026-01-01T00:00:00Z"}
+        | {"wait_fraction": 0.27, "beat_at": now, "cost_known": False}
+        | {"last_cause": "out_of_memory", "last_ended_at": now}
         | {"state_reason": "restart 2 of 3 in 8 s, after: 503 Service Unavailable\nsecond line"}
         for number in range(4)
     ]
     site.publish(run, replicas=rows)
     expect(table).to_contain_text("H100")
+    expect(table.locator('[data-c="net"]').first).to_contain_text("456 MB/s ↓")
     assert table.evaluate("table => table.scrollWidth <= table.closest('.scroll').clientWidth")
     assert table.evaluate(OVERLAPS) == []
     window.shoot(page, f"replicas-wide-{width}", full=False)
@@ -183,7 +186,7 @@ def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> N
     expect(stale).to_have_text(["", "", "", "4 behind"])
 
 
-def test_replica_row_tells_its_story(window: Window, site: Site) -> None:
+def test_replica_row_shows_its_story(window: Window, site: Site) -> None:
     run = site.seed("name='Preempted', committed=12")
     site.python(
         "from datetime import timedelta\nfrom django.utils import timezone\n"

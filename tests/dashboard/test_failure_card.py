@@ -61,8 +61,8 @@ def card(client: Client, run: Run) -> str:
 ACTIONS = {
     "viewer": {"Open log"},
     "stranger": {"Open log", "Clone"},
-    "owner": {"Open log", "Restart", "Clone"},
-    "admin": {"Open log", "Restart", "Clone"},
+    "owner": {"Open log", "Resume", "Clone"},
+    "admin": {"Open log", "Resume", "Clone"},
 }
 
 
@@ -70,7 +70,7 @@ ACTIONS = {
 def test_actions_follow_the_role(failed: Run, kind: str) -> None:
     text = card(client_for(kind, failed.owner), failed)
     assert HEAD in text
-    shown = {name for name in ("Open log", "Restart", "Clone") if name in text}
+    shown = {name for name in ("Open log", "Resume", "Restart", "Clone") if name in text}
     assert shown == ACTIONS[kind]
     assert reverse("replica", args=[failed.pk, 1]) + "?attempt=1#h-log" in text
     page = client_for(kind, failed.owner).get(reverse("run", args=[failed.pk])).content.decode()
@@ -85,11 +85,14 @@ def test_the_actions_work(failed: Run) -> None:
     assert card(client, failed).strip() == ""
 
 
-def test_a_run_that_is_being_released_has_no_restart(failed: Run) -> None:
+def test_a_run_that_is_being_released_cannot_be_resumed(failed: Run) -> None:
     ReplicaAttempt.objects.create(
-        replica=failed.replicas.get(number=0), number=1, launch_key="open", created_at=timezone.now()
+        replica=failed.replicas.get(number=0),
+        number=1,
+        launch_key="open",
+        created_at=timezone.now(),
     )
-    assert "Restart" not in card(client_for("owner", failed.owner), failed)
+    assert "Resume" not in card(client_for("owner", failed.owner), failed)
 
 
 def test_message_traceback_and_last_lines(failed: Run) -> None:
@@ -203,9 +206,7 @@ def test_a_silent_or_ended_replica_shows_no_pace() -> None:
         return client.get(reverse("replica", args=[run.pk, number])).content.decode()
 
     assert "5,600" in page(0)
-    Replica.objects.filter(run=run, number=0).update(
-        beat_at=timezone.now() - timedelta(minutes=38)
-    )
+    Replica.objects.filter(run=run, number=0).update(beat_at=timezone.now() - timedelta(minutes=38))
     assert "5,600" not in page(0)
     fail(run)
     assert "5,600" not in page(1)

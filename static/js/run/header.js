@@ -22,7 +22,7 @@ function show(run, at) {
   setState(at.state, run.state);
   const reason = run.state_reason ?? "";
   setText(at.why, run.state === "failed" ? "" : firstLine(reason)); // the failure card shows it
-  at.why.title = reason;
+  at.why.title = at.state.title = reason;
   setText(at.rounds, format.count(run.committed_rounds));
   setText(at.total, `of ${format.count(run.total_rounds)}`);
   setFraction(at.bar, run.committed_rounds / run.total_rounds, look(run.state).tone);
@@ -57,7 +57,7 @@ function progress(run) {
   return run.committed_rounds ? `${run.committed_rounds}/${run.total_rounds} · ` : "";
 }
 
-/** What changes with time alone. Figures that hold only now are hidden once the data are out of date. */
+/** Update the figures that depend on the time. Those that hold only now are hidden once the data are out of date. */
 function tick(run, pools, at) {
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   setText(at.elapsed, format.elapsed((end - Date.parse(run.created_at)) / 1000));
