@@ -152,6 +152,8 @@ export class Live {
 
   /** Close: the run has ended and nothing changes any more. */
   end() {
+    showSilent(null);
+    showStale(0);
     this.#end("ended");
   }
 
