@@ -58,7 +58,7 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
         "may_stop": not over and not replica.ended,
         "may_restart": not over and replica.state != ReplicaState.DONE,
         "can_operate": permissions.can_operate(request.user, run),
-        "can_submit": permissions.can_submit(request.user),
+        "can_submit": failure is not None and permissions.can_submit(request.user),
     }
     part = "runs/_replica.html" if request.GET.get("part") else "runs/replica.html"
     return render(request, part, context)

@@ -106,11 +106,11 @@ def served_scripts() -> dict[str, bytes]:
 
 
 def test_all_scripts_together_stay_small() -> None:
-    """60 KB compressed, own and vendored scripts: fast on a slow connection."""
+    """75 KB compressed, own and vendored: with its styles, the run page has less than 90 KB."""
     sizes = {name: len(gzip.compress(content, 9)) for name, content in served_scripts().items()}
     own = {"dist/app.js", "dist/live_worker.js"}
     assert set(sizes) == own | {"vendor/uplot-1.6.32/uPlot.iife.min.js"}
-    assert sum(sizes.values()) <= 60_000, sizes
+    assert sum(sizes.values()) <= 75_000, sizes
 
 
 def test_pages_load_only_served_scripts() -> None:
