@@ -151,6 +151,8 @@ class Run(RunHeader):
 
 @dataclass(frozen=True, kw_only=True)
 class Replica(Row):
+    """``last_cause``: why its newest ended attempt ended; '' without one."""
+
     number: int
     state: str
     state_reason: str
@@ -158,6 +160,8 @@ class Replica(Row):
     backend: str
     backend_state: str
     attempt: int
+    last_cause: str
+    last_ended_at: str | None
     deadline_at: str | None
     cost_usd: float | None
     beat_at: str | None

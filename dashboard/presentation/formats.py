@@ -39,7 +39,7 @@ def size(value: float | None) -> str:
         return UNKNOWN
     if abs(value) >= HUGE:
         return f"{_exponent(value)} B"
-    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, suffix in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(value) >= unit * 0.9995:
             return f"{_three(value / unit)} {suffix}"
     return f"{_fixed(value, 0)} B"

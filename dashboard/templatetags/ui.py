@@ -15,8 +15,9 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from dashboard import access
-from dashboard.presentation import badges, formats
+from dashboard.presentation import badges, failure_texts, formats
 from runs.json_values import texts
+from runs.queries.failures import Failure
 
 register = template.Library()
 
@@ -126,6 +127,18 @@ CAUSES = {
 """Exit cause of an attempt -> (icon, tone)."""
 
 
+@register.filter
+def cause_word(name: str) -> str:
+    return name.replace("_", " ")
+
+
+@register.filter
+def explanation(failure: Failure) -> str:
+    return failure_texts.explanation(
+        replica=failure.replica, cause=failure.cause, exit_code=failure.exit_code
+    )
+
+
 @register.simple_tag
 def cause(name: str) -> SafeString:
     symbol, tone = CAUSES.get(name, ("suspect", "queued"))
@@ -133,5 +146,5 @@ def cause(name: str) -> SafeString:
         '<span class="state state-bare" data-tone="{}">{}<span>{}</span></span>',
         tone,
         icon(symbol),
-        name.replace("_", " "),
+        cause_word(name),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
@@ -16,8 +17,9 @@ from dashboard.views.run import banners
 from executors.registry import BACKENDS
 from runs import permissions
 from runs.actions import replicas_and_pools
+from runs.backends import health
 from runs.models import Replica
-from runs.queries import fleet, replica_history
+from runs.queries import failures, fleet, replica_history
 from runs.queries.replicas import attempt_log
 from runs.states import RUN_ENDED, ReplicaState, RunState
 
@@ -29,9 +31,13 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     run = run_to_see(request, run_id)
     replica = replica_or_404(run, number)
     row = fleet.replica_row(replica)
+    paced = has_pace(replica)
+    if not paced:
+        row |= dict.fromkeys(("tokens_per_s", "gpu_busy", "gpu_memory_bytes"))
     attempts = fleet.attempt_rows(replica)
     over = run.state in RUN_ENDED or run.state == RunState.STOPPING
     history = replica_history.round_history(replica)
+    failure = failures.replica_failure(replica)
     context = {
         "run": run,
         **banners(run),
@@ -44,16 +50,26 @@ def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
         "history": history,
         "tally": replica_history.tally(replica),
         "strip": replica_history.phase_strip(history),
-        "up_per_s": replica_history.bandwidth(history, "up"),
-        "down_per_s": replica_history.bandwidth(history, "down"),
-        "trace": replica_history.last_traceback(replica),
+        "up_per_s": replica_history.bandwidth(history, "up") if paced else None,
+        "down_per_s": replica_history.bandwidth(history, "down") if paced else None,
+        "failure": failure,
+        "trace": None if failure and failure.traceback else replica_history.last_traceback(replica),
         "quarantined": replica_history.quarantined(replica),
         "may_stop": not over and not replica.ended,
         "may_restart": not over and replica.state != ReplicaState.DONE,
         "can_operate": permissions.can_operate(request.user, run),
+        "can_submit": failure is not None and permissions.can_submit(request.user),
     }
     part = "runs/_replica.html" if request.GET.get("part") else "runs/replica.html"
     return render(request, part, context)
+
+
+def has_pace(replica: Replica) -> bool:
+    """Whether figures that hold only now, such as tokens per second, are recent."""
+    now = timezone.now()
+    seen = replica.beat_at
+    is_old = seen is not None and (now - seen).total_seconds() > health.STALE_RUN_S
+    return not (replica.ended or is_old or health.is_stale(replica.run, now=now))
 
 
 @require_safe

@@ -17,13 +17,14 @@ from dashboard.views.access import run_to_see
 from dashboard.views.checkpoints import checkpoint_context
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
+from runs import permissions
 from runs.actions import lifecycle
 from runs.alerts import store as alerting
 from runs.backends import health, storage_health
 from runs.backends.health import is_stale
 from runs.ingest.limits import INT_LIMIT
 from runs.models import Run
-from runs.queries import run_page, selectors
+from runs.queries import failures, run_page, selectors
 from runs.states import RUN_LIVE, RunState
 from runs.submit import clone_and_fork
 
@@ -45,7 +46,10 @@ MAX_LOG_LINES = 2000
 @require_safe
 @never_cache
 def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """The page; with ``?part=failure`` only the failure card."""
     run = run_to_see(request, run_id)
+    if request.GET.get("part") == "failure":
+        return render(request, "runs/_failure.html", failure_context(request, run))
     tab = request.GET.get("tab", "")
     fragments = run.settings.num_fragments
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
@@ -64,8 +68,21 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "fragments": range(fragments) if fragments > 1 else None,
         "arguments": json.dumps(run.workload.get("arguments", {})),
         **checkpoint_context(request, run),
+        **failure_context(request, run),
     }
     return render(request, "runs/detail.html", context)
+
+
+def failure_context(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Context of ``partials/failure.html`` on the page of a run."""
+    failure = failures.run_failure(run)
+    return {
+        "run": run,
+        "failure": failure,
+        "may_resume": bool(failure) and not lifecycle.why_not_resumed(run),
+        "can_operate": permissions.can_operate(request.user, run),
+        "can_submit": permissions.can_submit(request.user),
+    }
 
 
 def settings_sections(run: Run) -> list[dict[str, Any]]:

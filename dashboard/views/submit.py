@@ -33,6 +33,7 @@ from diloco.protocol.settings import SECTIONS, setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from executors.base import Problem
 from runs import permissions
+from runs.backends import health, storage_health
 from runs.exceptions import InvalidRun
 from runs.submit import create, preflight, run_draft, throughput_history
 from runs.submit.run_draft import PoolDraft, RunDraft
@@ -261,6 +262,8 @@ def _page(
     ]
     context = {
         "form": form,
+        "storage": storage_health.storage_problem(),
+        "silent_since": health.silent_since(),
         "pools": [
             {"form": pool, "result": (tested or {}).get(f"pools.{pool.index}")}
             for pool in form.pools

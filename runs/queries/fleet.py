@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, Max, Q, QuerySet, Sum
+from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
 from archipelago import rows
@@ -27,25 +27,29 @@ AT_WORK = REPLICA_LIVE | {ReplicaState.SUSPECT}
 
 
 def replica_rows(run: Run) -> list[dict[str, Any]]:
-    """Rows of all replicas of a run, by number. Two queries."""
+    """Rows of all replicas of a run, by number. Three queries."""
     replicas = Replica.objects.filter(run=run).select_related("pool").order_by("number")
-    jobs = _attempts_by(ReplicaAttempt.objects.filter(replica__run=run), "replica_id")
-    return [_replica_row(r, jobs.get(r.pk, {})) for r in replicas]
+    attempts = ReplicaAttempt.objects.filter(replica__run=run)
+    jobs, ends = _attempts_by(attempts, "replica_id"), _newest_ends(attempts)
+    return [_replica_row(r, jobs.get(r.pk, {}), ends.get(r.pk)) for r in replicas]
 
 
 def replica_row(replica: Replica) -> dict[str, Any]:
-    """The row of one replica, whose pool must be loaded. One query."""
-    jobs = _attempts_by(ReplicaAttempt.objects.filter(replica=replica), "replica_id")
-    return _replica_row(replica, jobs.get(replica.pk, {}))
+    """The row of one replica, whose pool must be loaded. Two queries."""
+    attempts = ReplicaAttempt.objects.filter(replica=replica)
+    jobs, ends = _attempts_by(attempts, "replica_id"), _newest_ends(attempts)
+    return _replica_row(replica, jobs.get(replica.pk, {}), ends.get(replica.pk))
 
 
-def _replica_row(r: Replica, job: dict[str, Any]) -> dict[str, Any]:
+def _replica_row(r: Replica, job: dict[str, Any], end: ReplicaAttempt | None) -> dict[str, Any]:
     return row_of(
         rows.Replica,
         r,
         pool=r.pool_id,
         backend=r.pool.backend,
         attempt=job.get("last", 0),
+        last_cause=end.cause if end else "",
+        last_ended_at=iso(end.ended_at) if end else None,
         deadline_at=iso(job.get("deadline_at")),
         cost_usd=_cost(job),
         cost_known=not job.get("unpriced", 0),
@@ -151,6 +155,16 @@ def attempt_rows(replica: Replica) -> list[dict[str, Any]]:
         )
         for attempt in replica.attempts.order_by("-number")
     ]
+
+
+def _newest_ends(attempts: QuerySet[ReplicaAttempt]) -> dict[int, ReplicaAttempt]:
+    """The newest ended attempt of each replica."""
+    ended = attempts.filter(ended_at__isnull=False)
+    later = ReplicaAttempt.objects.filter(
+        replica=OuterRef("replica"), number__gt=OuterRef("number"), ended_at__isnull=False
+    )
+    newest = ended.filter(~Exists(later)).only("replica_id", "cause", "ended_at")
+    return {attempt.replica_id: attempt for attempt in newest}
 
 
 def _attempts_by(attempts: QuerySet[ReplicaAttempt], name: str) -> dict[int, dict[str, Any]]:

@@ -8,6 +8,7 @@ import { alertList, checkpointList } from "./run/alerts.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
 import { eventList } from "./run/events.js";
+import { failureCard } from "./run/failure.js";
 import { header } from "./run/header.js";
 import { heatmap } from "./run/heatmap.js";
 import { logLines } from "./run/logs.js";
@@ -120,6 +121,7 @@ export function runPage() {
 
   const parts = [
     header(context),
+    failureCard(context, $("[data-failure]")),
     checklist(context),
     ...$$("[data-board]").map((place) => board(context, place)),
     ...$$("[data-heatmap]").map((card) => heatmap(context, card)),
@@ -177,13 +179,9 @@ export function runPage() {
   });
 
   async function begin() {
-    try {
-      await refresh();
-    } catch {
-      // Without a first snapshot there is nothing to merge into: show an error and retry.
-      $("[data-conn]").dataset.state = "reconnecting";
-      $("[data-conn]").textContent = "The server does not respond; retrying";
-      setTimeout(begin, 3000);
+    // Without a first snapshot there is nothing to merge into.
+    if (!(await live.load())) {
+      if (!live.over) setTimeout(begin, 3000);
       return;
     }
     redraw(new Set(["tab"])); // parts that wait until their tab is shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Window, running_site
+from tests.browser.conftest import Window, running_site, worker_heartbeats
 from tests.servers import running_valkey
 
 pytestmark = [
@@ -33,7 +33,7 @@ def test_page_polls_until_the_broker_is_back(browser: Browser, tmp_path: Path) -
             f"from runs.models import Run; Run.objects.filter(pk='{run}').update(eval_loss=0.5)"
         )
         expect(loss).to_have_text("0.500")  # it polls every 5 s
-        with running_valkey(broker):
+        with running_valkey(broker), worker_heartbeats(redis_url):
             expect(dot).to_have_attribute("data-state", "live")
             # Like the worker: first the table, then the stream. After reconnecting the page loads
             # a snapshot, which would undo a delta that is in no table.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -144,6 +145,35 @@ def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) 
     )
     expect(page.locator('[data-s="eval_loss"]')).to_have_text("0.500")
     page.unroute("**/stream?*")
+    is_live(page)
+    window.errors.clear()  # the aborted requests
+
+
+def test_offline_while_every_poll_fails(window: Window, demo: str) -> None:
+    page = window.open("/")
+    page.add_init_script(NO_SHARED_WORKER)
+    page.route("**/stream?*", lambda route: route.abort())
+    page.goto(f"/runs/{demo}/")
+    dot = page.locator("[data-conn]")
+    expect(dot).to_have_text("Polling every 5 s")
+    page.route("**/snapshot.json?*", lambda route: route.abort())
+    expect(dot).to_have_text(re.compile(r"^Offline, last update \d+ s ago$"))
+    expect(dot).to_have_attribute("data-state", "offline")
+    with page.expect_event("requestfailed", lambda request: "snapshot" in request.url):
+        pass  # another failed poll
+    expect(dot).to_have_attribute("data-state", "offline")
+    window.shoot(page, "run-offline", full=False)
+    page.unroute("**/snapshot.json?*")
+    expect(dot).to_have_attribute("data-state", "polling")
+    window.errors.clear()  # the aborted requests
+
+
+def test_offline_before_the_first_snapshot(window: Window, demo: str) -> None:
+    page = window.open("/")
+    page.route("**/snapshot.json?*", lambda route: route.abort())
+    page.goto(f"/runs/{demo}/")
+    expect(page.locator("[data-conn]")).to_contain_text("Offline, last update")
+    page.unroute("**/snapshot.json?*")
     is_live(page)
     window.errors.clear()  # the aborted requests
 
@@ -293,7 +323,7 @@ def test_server_and_browser_format_numbers_alike(window: Window) -> None:
 
     small = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5]
     large = [9_999, 10_000, 99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]
-    values = small + large
+    values = [*small, *large, 1.888e15]
     page = window.open("/")
     # Inside the bundle the functions have no names.
     source = (REPOSITORY / "static/js/lib/format.js").read_text().replace("export ", "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -146,25 +148,31 @@ OVERLAPS = """table => [...table.querySelectorAll(".c-act button")].flatMap((but
 """Names of the columns that a button of another column covers."""
 
 
-def test_actions_of_replicas_cover_no_column(window: Window, site: Site) -> None:
-    """The table of replicas with GPUs is wider than the page."""
+@pytest.mark.parametrize("width", [1440, 1280])
+def test_replica_table_fits_and_covers_no_column(window: Window, site: Site, width: int) -> None:
     run = site.seed("name='Wide', committed=12")
-    page = window.open(f"/runs/{run}/?tab=replicas")
+    page = window.open(f"/runs/{run}/?tab=replicas", width=width)
     table = page.locator("[data-replicas=long] table")
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    now = datetime.now(UTC).isoformat()
     rows = [
         {"number": number, "state": "computing", "backend_state": "RUNNING", "gpu_busy": 0.93}
         | {"gpu_memory_bytes": 71e9, "up_bytes_per_s": 123e6, "down_bytes_per_s": 456e6}
         | {"deadline_at": "2999-01-01T00:00:00Z", "device": "NVIDIA H100 80GB HBM3"}
-        | {"restarts": 0, "attempt": 2, "cost_usd": 12.34, "price_usd_h": 4.0}
+        | {"restarts": 1, "attempt": 2, "cost_usd": 12.34, "price_usd_h": 4.0}
+        | {"round": 5000, "step": 200_000, "loss": 2.345, "tokens_per_s": 56_789.0}
+        | {"wait_fraction": 0.27, "beat_at": now, "cost_known": False}
+        | {"last_cause": "out_of_memory", "last_ended_at": now}
+        | {"state_reason": "restart 2 of 3 in 8 s, after: 503 Service Unavailable\nsecond line"}
         for number in range(4)
     ]
     site.publish(run, replicas=rows)
     expect(table).to_contain_text("H100")
-    assert table.evaluate("table => table.scrollWidth > table.closest('.scroll').clientWidth")
+    expect(table.locator('[data-c="net"]').first).to_contain_text("456 MB/s ↓")
+    assert table.evaluate("table => table.scrollWidth <= table.closest('.scroll').clientWidth")
     assert table.evaluate(OVERLAPS) == []
-    window.shoot(page, "replicas-wide", full=False)
+    window.shoot(page, f"replicas-wide-{width}", full=False)
 
 
 def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> None:
@@ -175,7 +183,51 @@ def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> N
     )
     page = window.open(f"/runs/{run}/?tab=replicas")
     stale = page.locator('[data-replicas="long"] [data-c="behind"]')
-    expect(stale).to_have_text(["0", "0", "0", "4"])
+    expect(stale).to_have_text(["", "", "", "4 behind"])
+
+
+def test_replica_row_shows_its_story(window: Window, site: Site) -> None:
+    run = site.seed("name='Preempted', committed=12")
+    site.python(
+        "from datetime import timedelta\nfrom django.utils import timezone\n"
+        "from runs.models import Replica\nfrom tests.browser import seed_fleet\n"
+        f"replica = Replica.objects.get(run={run!r}, number=3)\n"
+        "seed_fleet.attempts(replica, backend='modal', price=1.0, earlier=1, now=timezone.now())\n"
+        "replica.attempts.filter(number=1).update("
+        "ended_at=timezone.now() - timedelta(minutes=5, seconds=30))"
+    )
+    page = window.open(f"/runs/{run}/?tab=replicas")
+    row = page.locator('[data-replicas="long"] tr[data-key="3"]')
+    story = row.locator("[data-story]")
+    expect(story).to_have_text("preempted 5 min ago → replaced, training again")
+    others = page.locator('[data-replicas="long"] tr[data-key="0"] [data-story]')
+    expect(others).to_be_hidden()
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    rows = json.loads(
+        site.python(
+            "import json\nfrom runs.models import Run\nfrom runs.queries import fleet\n"
+            f"print(json.dumps(fleet.replica_rows(Run.objects.get(pk={run!r}))))"
+        )
+    )
+    for state, text in (("restarting", "waiting for"), ("provisioning", "replacement is starting")):
+        site.publish(run, replicas=[rows[3] | {"state": state}])
+        expect(story).to_contain_text(text)
+    window.shoot(page, "replica-story", full=False)
+
+
+def test_silent_replica_shows_no_pace(window: Window, site: Site) -> None:
+    run = site.seed("name='One is silent', committed=12")
+    site.python(
+        "from datetime import timedelta\nfrom django.utils import timezone\n"
+        "from runs.models import Replica\n"
+        f"Replica.objects.filter(run={run!r}, number=2).update("
+        "beat_at=timezone.now() - timedelta(minutes=38))"
+    )
+    page = window.open(f"/runs/{run}/?tab=replicas")
+    rows = page.locator('[data-replicas="long"] tbody tr')
+    expect(rows.nth(2).locator('[data-c="beat"]')).to_have_text("38 min ago")
+    expect(rows.nth(2).locator('[data-c="speed"]')).to_have_text("–")
+    expect(rows.nth(1).locator('[data-c="speed"]')).to_contain_text("5,")
 
 
 def test_startup_checklist_shows_the_progress(window: Window, site: Site) -> None:

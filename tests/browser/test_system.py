@@ -100,7 +100,7 @@ def test_replica_table_shows_the_newest_figures(window: Window, site: Site) -> N
     replicas[1] |= {"gpu_busy": 0.31, "gpu_memory_bytes": None, "up_bytes_per_s": None}
     site.publish(run, replicas=replicas)
     expect(shown["gpu"]).to_have_text("31%")
-    expect(shown["gpu_memory"]).to_have_text("–")
+    expect(shown["gpu_memory"]).to_have_text("")
     expect(shown["net"]).to_have_text("43.0 MB/s ↓")
 
 

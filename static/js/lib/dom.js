@@ -83,6 +83,9 @@ export function setText(element, text) {
   if (element && element.textContent !== text) element.textContent = text;
 }
 
+/** The first line of a message whose rest another place shows. */
+export const firstLine = (text) => text.trimStart().split("\n", 1)[0];
+
 export function setFraction(bar, fraction, tone = null) {
   bar.style.setProperty("--f", String(clamp(fraction || 0, 0, 1)));
   if (tone) bar.dataset.tone = tone;

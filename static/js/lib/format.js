@@ -32,7 +32,7 @@ export function count(value) {
 export function size(value) {
   if (!known(value)) return UNKNOWN;
   if (Math.abs(value) >= HUGE) return `${value.toExponential(2)} B`;
-  for (const [unit, suffix] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+  for (const [unit, suffix] of [[1e15, "PB"], [1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
     if (Math.abs(value) >= unit * 0.9995) return `${three(value / unit)} ${suffix}`;
   }
   return `${value.toFixed(0)} B`;
@@ -77,6 +77,8 @@ export function age(value) {
   }
   return `${Math.floor(value)} s`;
 }
+
+export const ago = (value) => (value < 2 ? "just now" : `${age(value)} ago`);
 
 export function percent(value) {
   if (!known(value)) return UNKNOWN;

@@ -1,23 +1,26 @@
 // Live updates: server-sent events through the stream that all tabs share (lib/stream.js), with
 // polling as a fallback.
 //
-// Connection states, shown in the header: live, reconnecting, polling, ended. A live connection of a
-// run whose data is late shows the age of the data.
+// Connection states, shown in the header: connecting, live, polling, silent (connected, but no worker
+// is running), offline (polls fail), and at the end ended or signedout. A live connection of a run
+// whose data is late shows the age of the data.
 
 import { h, setText } from "./dom.js";
-import { isStale, lateness, showSilent, showStale } from "./banners.js";
-import { age } from "./format.js";
+import { isStale, isWorkerSilent, lateness, showSilent, showStale } from "./banners.js";
+import { age, ago } from "./format.js";
 import { newer } from "./stream.js";
 
 const POLL_MS = 5000;
 const PATIENCE_MS = 4000; // how long to reconnect before polling starts
 const SPREAD_MS = 1000;
+const SILENT_MS = 60_000; // four heartbeats of the server: a stream or a poll without an answer for so long is lost
 
 const LABELS = {
   connecting: "Connecting",
   live: "Live",
-  reconnecting: "Reconnecting",
   polling: "Polling every 5 s",
+  silent: "No worker",
+  offline: "Offline",
   ended: "Ended",
   signedout: "Signed out",
 };
@@ -59,17 +62,19 @@ export class Live {
   #pollTimer = 0;
   #patience = 0;
   #polling = false;
+  #failing = false; // whether the newest poll failed
+  #updatedAt = performance.timeOrigin; // when the server last answered; at first with this page
   #resync = 0;
 
   /** `topic`: a run's id or "list", followed at `stream` from `after()` on. `onDelta(delta, id)`;
    *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown. */
   constructor({ stream, topic, after, onDelta, poll, dot, run }) {
-    Object.assign(this, { stream, topic, after, onDelta, poll, dot });
+    Object.assign(this, { stream, topic, after, onDelta, poll, dot, run });
     this.state = "";
-    if (run) setInterval(() => run() && this.#showAge(run()), 1000);
+    setInterval(() => this.#tick(), 1000);
     // A page in the back/forward cache must not follow the stream.
     addEventListener("pagehide", () => this.#leave());
-    addEventListener("pageshow", (event) => event.persisted && !this.over && (this.poll(), this.start()));
+    addEventListener("pageshow", (event) => event.persisted && !this.over && (this.load(), this.start()));
   }
 
   get over() {
@@ -77,10 +82,23 @@ export class Live {
   }
 
   start() {
-    this.#show(this.#polling ? "polling" : "connecting");
     this.#open = false;
-    this.#lose();
+    this.#settle();
     this.#join();
+  }
+
+  /** Poll once; returns whether it succeeded. */
+  async load() {
+    try {
+      await this.poll();
+      this.#failing = false;
+      this.#updatedAt = Date.now();
+    } catch (error) {
+      this.#failing = true; // the connection indicator shows it; retried later
+      if (error instanceof SignedOut) this.#end("signedout");
+    }
+    this.#draw();
+    return !this.#failing;
   }
 
   #join() {
@@ -110,13 +128,14 @@ export class Live {
 
   #on(message) {
     if (this.over) return;
-    if (message.kind === "status") {
-      this.#open = message.open;
+    const isStatus = message.kind === "status";
+    this.#open = isStatus ? message.open : true;
+    if (this.#open) this.#updatedAt = Date.now();
+    if (isStatus) {
       this.#feedOk = message.feed;
       showSilent(message.silent);
-      this.#settle();
-      return;
     }
+    this.#settle();
     if (message.kind === "resync" && !message.topic) {
       this.#last = ""; // lost messages are unknown, and the server's ids can start over
       this.#pollSoon();
@@ -128,52 +147,50 @@ export class Live {
     if (known) return;
     if (message.kind === "delta") this.onDelta(message.delta, message.id);
     else if (message.kind === "resync") this.#pollSoon();
+    this.#draw();
   }
 
   /** Close: the run has ended and nothing changes any more. */
   end() {
+    showSilent(null);
+    showStale(0);
+    this.#end("ended");
+  }
+
+  #end(state) {
     this.#leave();
     this.#stopPolling();
-    this.#show("ended");
+    this.#show(state);
   }
 
-  /** Show the age of late data. */
-  #showAge(run) {
-    showStale(Number(isStale(run)));
-    if (this.state !== "live") return;
-    const seconds = lateness(run);
-    this.dot.toggleAttribute("data-late", seconds > 0);
-    setText(this.dot, seconds ? `No data for ${age(seconds)}` : LABELS.live);
-    this.dot.title = seconds ? "The page is connected, but the replicas have sent no telemetry" : "";
-  }
-
-  #settle() {
-    if (!this.#open) {
-      this.#lose();
-      return;
+  #tick() {
+    if (this.over) return;
+    if (this.#open && Date.now() - this.#updatedAt > SILENT_MS) {
+      this.#open = false;
+      this.#settle();
     }
-    clearTimeout(this.#patience);
-    this.#patience = 0;
-    if (this.#feedOk) {
-      this.#stopPolling();
-      this.#show("live");
-    } else this.#startPolling();
+    this.#draw();
   }
 
-  #lose() {
-    if (this.#polling) return;
-    if (this.state === "live") this.#show("reconnecting");
-    if (!this.#patience) this.#patience = setTimeout(() => this.#startPolling(), PATIENCE_MS);
+  get #isLive() {
+    return this.#open && this.#feedOk;
+  }
+
+  /** Start or stop polling, as the stream is lost or open. */
+  #settle() {
+    if (this.#isLive) this.#stopPolling();
+    else if (this.#open) this.#startPolling(); // the server has lost its own stream: it can be polled
+    else if (!this.#polling && !this.#patience) this.#patience = setTimeout(() => this.#startPolling(), PATIENCE_MS);
+    this.#draw();
   }
 
   #startPolling() {
+    clearTimeout(this.#patience);
     this.#patience = 0;
-    if (this.over) return;
-    this.#show("polling");
-    if (this.#polling) return;
+    if (this.over || this.#polling) return;
     this.#polling = true;
     const again = async () => {
-      await this.#pollOnce();
+      await this.load();
       if (this.#polling) this.#pollTimer = setTimeout(again, POLL_MS);
     };
     again();
@@ -189,18 +206,33 @@ export class Live {
   /** Add jitter: many pages are notified at the same time. */
   #pollSoon() {
     clearTimeout(this.#resync);
-    this.#resync = setTimeout(() => this.over || this.#pollOnce(), Math.random() * SPREAD_MS);
+    this.#resync = setTimeout(() => this.over || this.load(), Math.random() * SPREAD_MS);
   }
 
-  async #pollOnce() {
-    try {
-      await this.poll();
-    } catch (error) {
-      if (!(error instanceof SignedOut)) return; // retried later; the connection indicator shows the state
-      this.#leave();
-      this.#stopPolling();
-      this.#show("signedout");
+  get #connection() {
+    if (!this.#isLive) {
+      const isHung = this.#polling && Date.now() - this.#updatedAt > SILENT_MS;
+      if (this.#failing || isHung) return "offline";
+      if (!this.#polling) return "connecting";
     }
+    if (isWorkerSilent()) return "silent";
+    return this.#isLive ? "live" : "polling";
+  }
+
+  /** Show the connection, and the age of data that is late. */
+  #draw() {
+    if (this.over) return;
+    this.#show(this.#connection);
+    const run = this.run?.();
+    if (run) showStale(Number(isStale(run)), age(lateness(run)));
+    if (!this.dot) return;
+    const late_s = this.state === "live" && run ? lateness(run) : 0;
+    this.dot.toggleAttribute("data-late", late_s > 0);
+    this.dot.title = late_s ? "The page is connected, but the replicas have sent no telemetry" : "";
+    if (late_s) setText(this.dot, `No data for ${age(late_s)}`);
+    else if (this.state === "offline") {
+      setText(this.dot, `${LABELS.offline}, last update ${ago((Date.now() - this.#updatedAt) / 1000)}`);
+    } else setText(this.dot, LABELS[this.state]);
   }
 
   #show(state) {
@@ -209,7 +241,7 @@ export class Live {
     if (!this.dot) return;
     this.dot.dataset.state = state;
     this.dot.textContent = LABELS[state];
-    delete this.dot.dataset.late;
+    this.dot.removeAttribute("data-late");
     this.dot.title = "";
     if (state === "signedout") {
       const next = encodeURIComponent(location.pathname + location.search);

@@ -2,7 +2,7 @@
 // behind a button.
 
 import * as format from "../lib/format.js";
-import { h, icon, keyed } from "../lib/dom.js";
+import { firstLine, h, icon, keyed } from "../lib/dom.js";
 import { look } from "../lib/states.js";
 import { timeElement } from "../lib/times.js";
 
@@ -30,7 +30,7 @@ export function eventList({ store }, place) {
     }
     more.hidden = true;
     newest = rows[0]?.id ?? 0;
-    keyed(list, rows, (row) => row.id, make, () => {});
+    keyed(list, rows, (row) => row.id, (row) => make(row, "short" in place.dataset), () => {});
     if (force) place.scrollTop = 0;
   }
 
@@ -40,10 +40,12 @@ export function eventList({ store }, place) {
   };
 }
 
-function make(event) {
+/** `short`: only the first line of the message. */
+function make(event, short) {
   const who = [event.replica === null ? null : `replica ${event.replica}`, event.actor].filter(Boolean).join(" · ");
   const to = event.to_state ? look(event.to_state).word : "";
-  const title = event.message || to;
+  const message = short ? firstLine(event.message) : event.message;
+  const title = message || to;
   const move = to && event.from_state ? `${look(event.from_state).word} → ${to}` : event.message && to;
   return h("li", { dataset: { level: event.level } },
     icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),

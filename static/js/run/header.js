@@ -1,33 +1,34 @@
 // Run header: title, figures and actions.
 
+import { isStale, isWorkerSilent } from "../lib/banners.js";
 import * as format from "../lib/format.js";
-import { $, $$, setFraction, setState, setText } from "../lib/dom.js";
+import { $, $$, firstLine, setFraction, setState, setText } from "../lib/dom.js";
 import { look, RUN_ENDED, RUN_STOPPABLE } from "../lib/states.js";
 
 export function header({ store, page }) {
   const at = Object.fromEntries($$("[data-s]", page).map((element) => [element.dataset.s, element]));
-  const clocks = () => store.run && tick(store.run, at);
+  const clocks = () => store.run && tick(store.run, store.poolRows(), at);
   setInterval(clocks, 1000);
   setFraction(at.bar, Number(at.bar.dataset.fraction));
   stopping(store);
   return (changed) => {
-    if (!changed.has("run")) return;
+    if (!changed.has("run") && !changed.has("pools")) return;
     show(store.run, at);
     clocks();
   };
 }
 
 function show(run, at) {
-  const ended = RUN_ENDED.has(run.state);
-  setState(at.state, run.state, "state-l");
-  setText(at.why, run.state_reason ?? "");
+  setState(at.state, run.state);
+  const reason = run.state_reason ?? "";
+  setText(at.why, run.state === "failed" ? "" : firstLine(reason)); // the failure card shows it
+  at.why.title = at.state.title = reason;
   setText(at.rounds, format.count(run.committed_rounds));
   setText(at.total, `of ${format.count(run.total_rounds)}`);
   setFraction(at.bar, run.committed_rounds / run.total_rounds, look(run.state).tone);
   setText(at.eval_loss, format.loss(run.eval_loss));
   setText(at.train_loss, format.loss(run.train_loss));
   setText(at.tokens, format.count(run.tokens));
-  setText(at.speed, ended || run.tokens_per_s === null ? "" : `${format.count(run.tokens_per_s)} tokens/s`);
   setText(at.live, format.count(run.live));
   setText(at.target, `of ${run.target}`);
   setText(at.quorum, `quorum ${run.quorum}`);
@@ -35,7 +36,7 @@ function show(run, at) {
   setText(at.bytes, format.size(run.bytes_up + run.bytes_down));
   setText(at.bytes_note, `${format.size(run.bytes_up)} ↑  ${format.size(run.bytes_down)} ↓`);
   setText(at.cost, spent(run));
-  setText(at.budget, run.budget_usd ? `of ${format.money(run.budget_usd)} budget` : "no budget");
+  setText(at.budget, run.budget_usd ? `of ${format.money(run.budget_usd)} budget` : spent(run) === "unknown" ? "cost" : "spent");
   const over = run.budget_usd ? run.cost_usd / run.budget_usd : 0;
   at.cost_bar.hidden = !run.budget_usd;
   setFraction(at.cost_bar, over, over >= 1 ? "failed" : over >= 0.8 ? "warning" : "running");
@@ -56,13 +57,23 @@ function progress(run) {
   return run.committed_rounds ? `${run.committed_rounds}/${run.total_rounds} · ` : "";
 }
 
-function tick(run, at) {
-  const begun = run.started_at ?? run.created_at;
+/** Update the figures that depend on the time. Those that hold only now are hidden once the data are out of date. */
+function tick(run, pools, at) {
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
-  setText(at.elapsed, format.elapsed((end - Date.parse(begun)) / 1000));
-  setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(begun)}`);
-  // The estimate dates from the last commit and counts down between commits.
-  setText(at.eta, RUN_ENDED.has(run.state) || run.eta_s === null ? "" : `about ${format.elapsed(run.eta_s)} left`);
+  setText(at.elapsed, format.elapsed((end - Date.parse(run.created_at)) / 1000));
+  setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(run.created_at)}`);
+  const ended = RUN_ENDED.has(run.state);
+  const stale = isStale(run) || (!ended && isWorkerSilent());
+  const known = (value) => !ended && !stale && value !== null && value !== undefined;
+  // The estimate dates from the last commit.
+  setText(at.eta, known(run.eta_s) ? `${format.elapsed(run.eta_s)} left` : "");
+  setText(at.speed, known(run.tokens_per_s) ? `${format.count(run.tokens_per_s)} tokens/s` : "");
+  const prices = pools.filter((pool) => pool.live && pool.price_usd_h);
+  const usd_h = prices.reduce((sum, pool) => sum + pool.live * pool.price_usd_h, 0);
+  setText(at.rate, known(usd_h || null) ? `${format.money(usd_h)}/h` : "");
+  at.as_of.hidden = !stale || !run.last_seen_at;
+  at.as_of.parentElement.toggleAttribute("data-stale", stale);
+  if (stale) setText(at.as_of, `As of ${format.ago(format.secondsSince(run.last_seen_at))}`);
 }
 
 function stopping(store) {

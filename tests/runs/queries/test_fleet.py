@@ -49,6 +49,19 @@ def test_costs_add_up_by_pool_replica_and_attempt(run: Run) -> None:
     assert by_backend(run)["modal"]["cost_usd"] == pytest.approx(sum(of_replicas.values()))
 
 
+def test_row_has_the_end_of_the_newest_ended_attempt(run: Run) -> None:
+    rows = {r["number"]: r for r in fleet.replica_rows(run)}
+    assert [rows[n]["last_cause"] for n in range(4)] == ["", "preempted", "out_of_memory", "error"]
+    ended = ReplicaAttempt.objects.get(replica__run=run, replica__number=2, number=2).ended_at
+    assert ended is not None
+    assert datetime.datetime.fromisoformat(rows[2]["last_ended_at"]).replace(
+        microsecond=0
+    ) == ended.replace(microsecond=0)
+    assert rows[0]["last_ended_at"] is None
+    replica = Replica.objects.select_related("pool").get(run=run, number=3)
+    assert fleet.replica_row(replica) == rows[3]
+
+
 def test_unknown_price_is_null(run: Run) -> None:
     row = by_backend(run)["sagemaker"]
     assert (row["price_usd_h"], row["cost_usd"], row["cost_known"]) == (None, None, False)
@@ -151,11 +164,11 @@ def test_number_of_queries_of_rows_does_not_grow(
     run = seed_fleet.mixed(seed.user("olga", "operator"), replicas=replicas, committed=0)
     with django_assert_num_queries(3):
         fleet.pool_rows(run)
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(3):
         fleet.replica_rows(run)
     replica = Replica.objects.select_related("pool").filter(run=run).first()
     assert replica is not None
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(3):
         fleet.replica_row(replica)
         fleet.attempt_rows(replica)
 

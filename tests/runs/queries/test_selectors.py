@@ -88,13 +88,13 @@ def test_number_of_queries_of_a_page_does_not_grow(
     with django_assert_num_queries(0):
         selectors.run_header(run)
     for query, cost in (
-        (selectors.replica_rows, 2),
+        (selectors.replica_rows, 3),
         (selectors.pool_rows, 3),
         (selectors.round_rows, 2),
         (selectors.event_rows, 1),
         (selectors.series_of, 1),
         (selectors.all_points, 4),
-        (selectors.snapshot, 12),
+        (selectors.snapshot, 13),
     ):
         with django_assert_num_queries(cost):
             assert query(run)

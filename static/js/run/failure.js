@@ -1,0 +1,21 @@
+// The failure card, rendered by the server: fetched when the run fails, and again when its last
+// telemetry arrives.
+
+import { getHTML } from "../lib/live.js";
+
+export function failureCard({ store }, place) {
+  const key = () => (store.run.state === "failed" ? `${store.run.state_since} ${store.run.last_seen_at}` : "");
+  let shown = null;
+  return async (changed) => {
+    if (!changed.has("run") || shown === key()) return;
+    const isFirst = shown === null && place.childElementCount > 0; // the page has the card
+    shown = key();
+    if (!shown) place.replaceChildren();
+    if (!shown || isFirst || place.contains(document.activeElement)) return;
+    try {
+      place.innerHTML = await getHTML("?part=failure");
+    } catch {
+      shown = null; // the next change fetches again
+    }
+  };
+}

@@ -1,0 +1,72 @@
+"""The failure card appears when a run fails, and a message is shown in full once."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window, overflow
+
+pytestmark = pytest.mark.browser
+
+FAIL = """
+from django.utils import timezone
+from runs.models import Event, Replica, ReplicaAttempt, Run
+from runs.queries import selectors
+from runs.live_stream import publish
+run, now = Run.objects.get(pk={run!r}), timezone.now()
+replica = run.replicas.get(number=1)
+message = 'OOMKilled: the container used more than its 24Gi\\nLast State: Terminated'
+ReplicaAttempt.objects.create(
+    replica=replica, number=1, launch_key=str(run.pk), created_at=run.created_at,
+    launched_at=run.created_at, ended_at=now, cause='out_of_memory', exit_code=137, message=message)
+reason = 'out of memory, exit code 137: ' + message
+run.replicas.update(state='failed', state_since=now, state_reason=reason)
+Run.objects.filter(pk=run.pk).update(
+    state='failed', state_since=now, ended_at=now, state_reason='replica 1: ' + reason)
+for text in (reason, 'replica 1: ' + reason):
+    Event.objects.create(run=run, at=now, kind='run_state', from_state='running',
+        to_state='failed', level='error', message=text)
+run = selectors.with_header(Run.objects.filter(pk=run.pk)).get()
+snapshot = selectors.snapshot(run, curves=False)
+publish(str(run.pk), {{name: snapshot[name] for name in ('run', 'replicas', 'events')}})
+"""
+
+
+def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
+    run = site.seed("name='Fails', committed=6")
+    page = window.open(f"/runs/{run}/")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    expect(page.locator("[data-failure] section")).to_have_count(0)
+    site.python(FAIL.format(run=run))
+    card = page.get_by_role("region", name="Replica 1 failed: out of memory")
+    expect(card).to_be_visible()
+    expect(card.get_by_role("region", name="Last log lines")).to_contain_text("upload retried")
+    expect(card.get_by_role("button", name="Resume")).to_be_visible()
+    message = card.locator(".failure-message")
+    assert "24Gi\nLast State: Terminated" in message.inner_text()
+    expect(page.locator(".events li").first).to_contain_text("OOMKilled")
+    expect(page.locator('[data-s="why"]')).to_be_empty()
+    overview = page.locator('[data-panel="overview"]').inner_text()
+    assert overview.count("Last State: Terminated") == 1
+    window.shoot(page, "failure-1440", full=False)
+    page.get_by_role("link", name="Events", exact=True).click()
+    texts = page.locator('[data-panel="events"] .what').all_inner_texts()
+    assert sum("24Gi\nLast State: Terminated" in text for text in texts) == 2
+    page.go_back()
+    card.get_by_role("link", name="Open log").click()
+    expect(page.locator("#h-log")).to_be_in_viewport()
+
+
+def test_failed_pages_fit(window: Window, site: Site) -> None:
+    run = site.seed("name='Fails', state='failed', committed=6")
+    site.python(
+        FAIL.format(run=run)
+        + "from tests.browser import seed_usage\nseed_usage.add_traceback(run, 1)"
+    )
+    for path in (f"/runs/{run}/", f"/runs/{run}/replicas/1/"):
+        for width, scheme in ((1440, "dark"), (360, "light")):
+            page = window.open(path, width=width, scheme=scheme)
+            expect(page.get_by_role("region", name="Traceback", exact=True)).to_be_visible()
+            assert overflow(page) <= 0
+            window.shoot(page, f"failure-{len(path)}-{width}-{scheme}", full=False)
