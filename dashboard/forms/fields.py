@@ -140,11 +140,19 @@ _NAMES = frozenset(
 """Fields without spell checking."""
 
 
+TOO_LONG = "Enter at most %(limit_value)d characters, not %(show_value)d."
+
+
 def style_inputs(form: forms.Form) -> None:
-    """Set the CSS class of the inputs, and turn off autocompletion from earlier forms."""
+    """Set the CSS class of the inputs, and turn off autocompletion from earlier forms.
+
+    Inputs have no ``maxlength``: browsers cut pasted text without notice. The form refuses it.
+    """
     for name, field in form.fields.items():
         if isinstance(field.widget, forms.RadioSelect | forms.HiddenInput | forms.CheckboxInput):
             continue
+        field.widget.attrs.pop("maxlength", None)
+        field.error_messages["max_length"] = TOO_LONG
         field.widget.attrs.update({"class": "input", "autocomplete": "off"})
         if isinstance(field.widget, forms.Textarea):
             field.widget.attrs["class"] = "input lines"
