@@ -10,7 +10,7 @@ from typing import Any
 from django import forms
 from django.forms.utils import flatatt
 from django.utils.html import format_html
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
 from diloco.protocol.settings import SettingsError, SettingSpec
 
@@ -80,13 +80,13 @@ class DataSelect(forms.Select):
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
         selected = set(self.format_value(value))
         attributes = flatatt(self.build_attrs(self.attrs, attrs))
-        options = mark_safe("".join(self._options(self.choices, selected)))
+        options = SafeString("".join(self._options(self.choices, selected)))
         return format_html('<select name="{}"{}>{}</select>', name, attributes, options)
 
     def _options(self, choices: Any, selected: set[str]) -> Iterator[str]:
         for value, label in choices:
             if isinstance(label, list | tuple):
-                options = mark_safe("".join(self._options(label, selected)))
+                options = SafeString("".join(self._options(label, selected)))
                 yield format_html('<optgroup label="{}">{}</optgroup>', value, options)
             else:
                 marks = flatatt(self._data(value) | {"selected": str(value) in selected})

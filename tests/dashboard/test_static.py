@@ -163,5 +163,6 @@ def test_page_styles_do_not_change_elements_of_the_frame(path: Path) -> None:
 
 
 def test_bare_selectors_are_found() -> None:
-    sheet = "a:not(.z), .b c:is(d, e) > f {} @media (x) { details[open] > .icon { x: y } } h:has(.i) j {}"
+    sheet = "a:not(.z), .b c:is(d, e) > f {} @media (x) { details[open] > .icon { x: y } }"
+    sheet += "h:has(.i) j {}"
     assert leftmost_compounds(sheet) == ["a", ".b", "details[open]", "h:has(.i)"]
