@@ -108,9 +108,9 @@ def test_totals_are_texts_by_name(client: Client, operator_user: Any) -> None:
     assert client.get("/runs/totals?q=state:failed").json()["runs"] == "1 run"
     assert client.get("/runs/totals?q=state:failed").json()["rate"] == "–"
     assert client.get("/runs/totals?q=los<3").status_code == 422
-    nobody = client_for("stranger", operator_user)
-    nobody.force_login(seed.user("without-role", ""))
-    assert nobody.get("/runs/totals").json() == {}
+    without_role = client_for("stranger", operator_user)
+    without_role.force_login(seed.user("without-role", ""))
+    assert without_role.get("/runs/totals").json() == {}
 
 
 def test_without_a_script_the_page_can_show_totals(client: Client, operator_user: Any) -> None:
