@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import prefetch_related_objects
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -28,7 +27,7 @@ from runs import live_stream, permissions
 from runs.actions import saved_views
 from runs.backends import health, storage_health
 from runs.json_values import texts
-from runs.models import ReplicaPool, Run
+from runs.models import Run
 from runs.queries import listing, selectors, table, totals
 from runs.queries.comparison import Difference
 from runs.queries.listing import Order
@@ -174,7 +173,7 @@ def runs_totals(request: HttpRequest) -> JsonResponse:
 def rows_of(runs: list[Run], address: ListAddress) -> list[dict[str, Any]]:
     now, columns = timezone.now(), address.columns
     curves = listing.sparks(runs) if "loss" in columns else {}
-    pools = _backends(runs, address)
+    pools = listing.backends(runs, whole=address.differing)
     return [
         _row(run, now, columns)
         | {"spark": _spark(curves.get(run.pk, [])), "place": _place(run, pools, columns)}
@@ -217,19 +216,6 @@ def _place(run: Run, pools: dict[uuid.UUID, str], columns: Sequence[str]) -> str
 
 def _ran_s(run: Run, now: datetime) -> float | None:
     return ((run.ended_at or now) - run.started_at).total_seconds() if run.started_at else None
-
-
-def _backends(runs: list[Run], address: ListAddress) -> dict[uuid.UUID, str]:
-    if address.differing:  # whole rows, for the settings in which the runs differ
-        prefetch_related_objects(runs, "pools")
-        pools = [(run.pk, pool.backend) for run in runs for pool in run.pools.all()]
-    else:
-        rows = ReplicaPool.objects.filter(run__in=runs).order_by("id")
-        pools = list(rows.values_list("run", "backend"))
-    names: dict[uuid.UUID, dict[str, None]] = {}
-    for run, backend in pools:
-        names.setdefault(run, {})[backend] = None
-    return {run: ", ".join(backends) for run, backends in names.items()}
 
 
 def _header(run: Run) -> dict[str, Any]:
