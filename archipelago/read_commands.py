@@ -42,8 +42,20 @@ def ls(client: Client, options: argparse.Namespace) -> int:
         print("no runs" if not any(filters.values()) else "no runs match", file=sys.stderr)
         return 0
     rows = [_list_row(run) for run in runs]
-    heads = ["ID", "STATE", "NAME", "OWNER", "ROUND", "LIVE", "LOSS", "TOKENS", "COST", "AGE"]
-    head, *lines = terminal.table(heads, rows, right="llllrrrrrr")
+    heads = [
+        "ID",
+        "STATE",
+        "NAME",
+        "OWNER",
+        "ROUND",
+        "LIVE",
+        "LOSS",
+        "TOKENS",
+        "COST",
+        "$/H",
+        "AGE",
+    ]
+    head, *lines = terminal.table(heads, rows, right="llllrrrrrrr")
     print(head)
     colour = terminal.has_colour(sys.stdout)
     for run, line in zip(runs, lines, strict=True):
@@ -62,6 +74,7 @@ def _list_row(run: RunHeader) -> list[str]:
         terminal.loss(run.train_loss),
         terminal.count(run.tokens),
         terminal.money(run.cost_usd, known=run.cost_known),
+        terminal.rate(run.usd_h, known=run.usd_h_known),
         terminal.age(run.created_at),
     ]
 

@@ -59,7 +59,11 @@ def _rows_in(cls: Any) -> dict[str, type[Row] | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHeader(Row):
-    """A run in a list. ``live`` replicas of ``target``; with fewer than ``quorum`` it waits."""
+    """A run in a list. ``live`` replicas of ``target``; with fewer than ``quorum`` it waits.
+
+    ``usd_h`` is the price of the running jobs. ``cost_known`` and ``usd_h_known`` are false if a
+    part of the amount is unknown.
+    """
 
     id: str
     name: str
@@ -87,6 +91,8 @@ class RunHeader(Row):
     bytes_down: int
     cost_usd: float | None
     cost_known: bool
+    usd_h: float | None
+    usd_h_known: bool
     budget_usd: float | None
 
     @property

@@ -87,6 +87,11 @@ def money(value: float | None, *, known: bool = True) -> str:
     return f"{'' if known else '>'}${value:,.2f}"
 
 
+def rate(usd_h: float | None, *, known: bool = True) -> str:
+    """Dollars an hour of the running jobs; a dash if there are none."""
+    return UNKNOWN if known and not usd_h else money(usd_h, known=known)
+
+
 def clock(seconds: float | None) -> str:
     """``1:23`` or ``1:02:03``."""
     if seconds is None:

@@ -2,9 +2,10 @@
 
 The page is asked for through Django's test client in this process: middleware, sign-in, queries
 and template, without the socket. Each run has two pools, four replicas and an owner among a
-hundred; one in a hundred is active. The newest page, one deep in the past, what the page polls,
-the filters, a few queries and orders, and whatever else ``--path`` names. *processor* is the mean
-of a request, in ms, of this process and its database's.
+hundred; one in a hundred is active, with a priced job for each replica, and one in three failed
+with a reason. The newest page, one deep in the past, what the page polls, the filters, the totals,
+a few queries and orders, and whatever else ``--path`` names. *processor* is the mean of a request,
+in ms, of this process and its database's.
 
 Usage: python bench/runs_list_speed.py [--runs 10000 100000] [--database postgresql]
        [--path '/?q=x' ...]
@@ -63,7 +64,7 @@ def fill(wanted: int) -> None:
     from django.contrib.auth.models import User
 
     from diloco.protocol.settings import GroupSettings
-    from runs.models import Replica, ReplicaPool, Run
+    from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 
     there = Run.objects.count()
     if not there:
@@ -81,6 +82,8 @@ def fill(wanted: int) -> None:
                 owner=owners[n % OWNERS],
                 state=state,
                 state_since=at,
+                state_reason="bucket: access denied (403) for PutObject" if n % 3 == 1 else "",
+                cost_usd=n % 500 / 4,
                 created_at=at,
                 started_at=at,
                 ended_at=None if state == "running" else at,
@@ -103,7 +106,7 @@ def fill(wanted: int) -> None:
             replicas += [(two[number % 2], number, run, at) for number in range(REPLICAS)]
         Run.objects.bulk_create(runs)
         ReplicaPool.objects.bulk_create(pools)
-        Replica.objects.bulk_create(
+        made = Replica.objects.bulk_create(
             Replica(
                 run=run,
                 pool=pool,
@@ -112,6 +115,19 @@ def fill(wanted: int) -> None:
                 state="computing" if run.state == "running" else "done",
             )
             for pool, number, run, at in replicas
+        )
+        ReplicaAttempt.objects.bulk_create(
+            ReplicaAttempt(
+                replica=replica,
+                number=1,
+                launch_key=f"{replica.run_id}-{replica.number}",
+                created_at=replica.state_since,
+                launched_at=replica.state_since,
+                started_at=replica.state_since,
+                ended_at=replica.run.ended_at,
+                price_usd_h=1.0 + replica.number,
+            )
+            for replica in made
         )
 
 
@@ -186,6 +202,8 @@ def main() -> None:
                 ("the middle", deep_path()),
                 ("polled", "/runs.json"),
                 ("state:running", "/?q=state:running"),
+                ("rate>9", "/?q=rate>9"),
+                ("cost>100", "/?q=cost>100"),
                 ("a word in names", "/?q=run+77"),
                 ("a word without matches", "/?q=nowhere"),
                 ("by loss", "/?sort=loss"),
@@ -195,6 +213,8 @@ def main() -> None:
                 ("by start", "/?sort=-started"),
                 ("what differs", "/?differ=1"),
                 ("filters", "/runs/facets"),
+                ("totals", "/runs/totals"),
+                ("totals of a query", "/runs/totals?q=state:failed+backend:modal"),
                 ("filters of a query", "/runs/facets?q=state:failed+backend:modal"),
             ]
             for page, path in [*pages, *((path, path) for path in options.path)]:

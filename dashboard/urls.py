@@ -36,6 +36,7 @@ urlpatterns = [
     path("runs.json", runs.runs_json, name="runs-json"),
     path("stream", views.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
+    path("runs/totals", runs.runs_totals, name="runs-totals"),
     path("runs/bulk", bulk.bulk, name="runs-bulk"),
     path("views", saved_views.save, name="view-save"),
     path("views/<int:view_id>", saved_views.view, name="view"),

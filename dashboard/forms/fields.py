@@ -4,10 +4,13 @@ data attributes."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django import forms
+from django.forms.utils import flatatt
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from diloco.protocol.settings import SettingsError, SettingSpec
 
@@ -65,18 +68,36 @@ class DurationField(forms.CharField):
 
 
 class DataSelect(forms.Select):
-    """A select whose options carry ``data-`` attributes, which the page's script filters by."""
+    """A select whose options carry ``data-`` attributes, which the page's script filters by.
+
+    Its options are formatted here: Django renders a template for each, and a page has hundreds.
+    """
 
     def __init__(self, data: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         super().__init__(**options)
         self.data = data
 
-    def create_option(self, name: str, value: Any, *args: Any, **options: Any) -> Any:
-        option = super().create_option(name, value, *args, **options)
-        for key, item in self.data.get(str(value), {}).items():
-            if item not in (None, "", False):
-                option["attrs"][f"data-{key}"] = "1" if item is True else str(item)
-        return option
+    def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
+        selected = set(self.format_value(value))
+        attributes = flatatt(self.build_attrs(self.attrs, attrs))
+        options = SafeString("".join(self._options(self.choices, selected)))
+        return format_html('<select name="{}"{}>{}</select>', name, attributes, options)
+
+    def _options(self, choices: Any, selected: set[str]) -> Iterator[str]:
+        for value, label in choices:
+            if isinstance(label, list | tuple):
+                options = SafeString("".join(self._options(label, selected)))
+                yield format_html('<optgroup label="{}">{}</optgroup>', value, options)
+            else:
+                marks = flatatt(self._data(value) | {"selected": str(value) in selected})
+                yield format_html('<option value="{}"{}>{}</option>', value, marks, label)
+
+    def _data(self, value: Any) -> dict[str, str | bool]:
+        return {
+            f"data-{key}": "1" if item is True else str(item)
+            for key, item in self.data.get(str(value), {}).items()
+            if item not in (None, "", False)
+        }
 
 
 def setting_field(spec: SettingSpec) -> forms.Field:
@@ -119,11 +140,19 @@ _NAMES = frozenset(
 """Fields without spell checking."""
 
 
+TOO_LONG = "Enter at most %(limit_value)d characters, not %(show_value)d."
+
+
 def style_inputs(form: forms.Form) -> None:
-    """Set the CSS class of the inputs, and turn off autocompletion from earlier forms."""
+    """Set the CSS class of the inputs, and turn off autocompletion from earlier forms.
+
+    Inputs have no ``maxlength``: browsers cut pasted text without notice. The form refuses it.
+    """
     for name, field in form.fields.items():
         if isinstance(field.widget, forms.RadioSelect | forms.HiddenInput | forms.CheckboxInput):
             continue
+        field.widget.attrs.pop("maxlength", None)
+        field.error_messages["max_length"] = TOO_LONG
         field.widget.attrs.update({"class": "input", "autocomplete": "off"})
         if isinstance(field.widget, forms.Textarea):
             field.widget.attrs["class"] = "input lines"

@@ -47,7 +47,7 @@ class FirstAdministratorForm(_UserCreation):
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
             field.widget.attrs["class"] = "input"
-        self.fields["username"].widget.attrs["autofocus"] = True
+        self.fields["username"].widget.attrs.pop("autofocus", None)
         self.fields["username"].help_text = ""
         self.fields["password1"].help_text = "At least 8 characters, and not a common password."
         self.fields["password2"].help_text = ""
@@ -56,6 +56,16 @@ class FirstAdministratorForm(_UserCreation):
     class Meta:
         model = User
         fields = ("username",)
+
+    def set_focus(self) -> None:
+        """Focus the first field, in the order of the page, that has an error or is empty.
+
+        Browsers get no passwords back, so both must be entered again after any error.
+        """
+        for name in ("token", "username", "password1"):
+            if name == "password1" or self[name].errors or not self[name].value():
+                self.fields[name].widget.attrs["autofocus"] = True
+                return
 
     def clean_token(self) -> str:
         token = str(self.cleaned_data["token"])

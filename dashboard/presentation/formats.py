@@ -121,6 +121,18 @@ def money(value: float | None) -> str:
     return f"${count(value)}"
 
 
+def spent(value: float | None, known: bool = True) -> str:
+    """A sum of money. ``+`` marks one without the jobs whose price is unknown: ``$12.34 +``."""
+    if known:
+        return money(value)
+    return f"{money(value)} +" if value else "unknown"
+
+
+def rate(usd_h: float | None, known: bool = True) -> str:
+    """Dollars an hour of the running jobs; a dash if there are none."""
+    return UNKNOWN if known and not usd_h else spent(usd_h, known)
+
+
 def exact(value: object) -> str:
     """A setting with all its digits and no more."""
     return f"{value:.10g}" if isinstance(value, float) else str(value)

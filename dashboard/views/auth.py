@@ -81,6 +81,7 @@ def setup(request: HttpRequest) -> HttpResponse:
         setup_token.forget()
         login(request, user)
         return redirect("runs")
+    form.set_focus()
     return render(
         request, "auth/setup.html", {"form": form}, status=200 if not form.errors else 422
     )

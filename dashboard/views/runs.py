@@ -9,26 +9,26 @@ counted.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import prefetch_related_objects
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
-from dashboard.presentation import badges
+from dashboard.presentation import badges, formats
 from runs import live_stream, permissions
 from runs.actions import saved_views
 from runs.backends import health, storage_health
 from runs.json_values import texts
 from runs.models import Run
-from runs.queries import listing, selectors, table
+from runs.queries import listing, selectors, table, totals
 from runs.queries.comparison import Difference
 from runs.queries.listing import Order
 from runs.queries.search import (
@@ -42,10 +42,26 @@ from runs.queries.search import (
     toggled,
     without,
 )
-from runs.states import RUN_LIVE
+from runs.states import RUN_LIVE, RunState
 
 PAGE_SIZE = 50
 SPARK = (72, 20)
+TAGS_SHOWN = 4
+WHY_LENGTH = 1000
+TABS = {"active": "Active", "mine": "Mine", "failed": "Failed", "all": "All"}
+LABELS = {column.name: column.label for column in table.COLUMNS}
+FIGURES: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
+    name: (LABELS[name], field, text)
+    for name, field, text in (
+        ("train", "train_loss", lambda run: formats.loss(run["train_loss"])),
+        ("tokens", "tokens", lambda run: formats.count(run["tokens"])),
+        ("speed", "tokens_per_s", lambda run: formats.count(run["tokens_per_s"])),
+        ("goodput", "goodput", lambda run: formats.percent(run["goodput"])),
+        ("cost", "cost", lambda run: formats.spent(run["cost_usd"], run["cost_known"])),
+        ("rate", "rate", lambda run: formats.rate(run["usd_h"], run["usd_h_known"])),
+    )
+}
+"""Column -> (label, field that live updates write, text for a run's header)."""
 
 
 @require_safe
@@ -65,7 +81,8 @@ def runs(request: HttpRequest) -> HttpResponse:
     else:
         visible = matching(selectors.runs_for(request.user), terms, user=request.user)
         page, older = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
-    rows = rows_of(page)
+    rows = rows_of(page, address)
+    with_totals = "totals" in request.GET and not error
     differing, more_differing = table.differing(page) if address.differing else ([], 0)
     context = {
         "rows": _with_differing(rows, differing),
@@ -100,6 +117,8 @@ def runs(request: HttpRequest) -> HttpResponse:
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
+        "totals": (sums := _totals(request, terms) if with_totals else {}),
+        "tabs": _tabs(terms, address, sums),
     }
     if "facets" in request.GET and not error:
         context |= _facets(request, terms, address)
@@ -140,38 +159,63 @@ def runs_facets(request: HttpRequest) -> HttpResponse:
     return render(request, "runs/_facets.html", _facets(request, terms, address))
 
 
-def rows_of(runs: list[Run]) -> list[dict[str, Any]]:
-    now = timezone.now()
-    curves = listing.sparks(runs)
-    pools = _backends(runs)
+@require_safe
+@never_cache
+def runs_totals(request: HttpRequest) -> JsonResponse:
+    """Texts of the tabs and of the total cost, by name. The page loads them after its rows."""
+    try:
+        terms = parse(ListAddress.of(request.GET).query)
+    except BadQuery as bad:
+        return JsonResponse({"error": str(bad)}, status=422)
+    return JsonResponse(_totals(request, terms))
+
+
+def rows_of(runs: list[Run], address: ListAddress) -> list[dict[str, Any]]:
+    now, columns = timezone.now(), address.columns
+    curves = listing.sparks(runs) if "loss" in columns else {}
+    pools = listing.backends(runs, whole=address.differing)
     return [
-        {
-            "header": _header(run),
-            "backends": pools.get(run.pk, ""),
-            "tags": texts(run.tags),
-            "archived": run.archived_at is not None,
-            "deleting": run.delete_requested_at is not None,
-            "seen": run.last_seen_at.isoformat()
-            if run.last_seen_at and run.state in RUN_LIVE
-            else "",
-            "stale": health.is_stale(run, now=now),
-            "tone": badges.look(run.state).tone,
-            "ran_s": _ran_s(run, now),
-            "spark": _spark(curves.get(run.pk, [])),
-        }
+        _row(run, now, columns)
+        | {"spark": _spark(curves.get(run.pk, [])), "place": _place(run, pools, columns)}
         for run in runs
     ]
 
 
+def _row(run: Run, now: datetime, columns: Sequence[str]) -> dict[str, Any]:
+    header, tags = _header(run), texts(run.tags)
+    return {
+        "run": run,
+        "header": header,
+        "address": reverse("run", args=[run.pk]),
+        "alerts": str(header["alerts"]),
+        "replicas": f"{header['live']}/{header['target']}",
+        "rounds": f"{header['committed_rounds']}/{header['total_rounds']}",
+        "figures": [
+            (label, field, text(header))
+            for column, (label, field, text) in FIGURES.items()
+            if column in columns
+        ],
+        "tags": tags[:TAGS_SHOWN],
+        "more_tags": tags[TAGS_SHOWN:],
+        "why": run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
+        "archived": run.archived_at is not None,
+        "deleting": run.delete_requested_at is not None,
+        "seen": run.last_seen_at.isoformat() if run.last_seen_at and run.state in RUN_LIVE else "",
+        "stale": health.is_stale(run, now=now),
+        "tone": badges.look(run.state).tone,
+        "ran_s": _ran_s(run, now),
+    }
+
+
+def _place(run: Run, pools: dict[uuid.UUID, str], columns: Sequence[str]) -> str:
+    """Owner and backends, as far as they are shown."""
+    owner = run.owner.get_username() if "owner" in columns else ""
+    backends = pools.get(run.pk, "") if "backends" in columns else ""
+    return " · ".join(filter(None, [owner, backends]))
+
+
 def _ran_s(run: Run, now: datetime) -> float | None:
     return ((run.ended_at or now) - run.started_at).total_seconds() if run.started_at else None
-
-
-def _backends(runs: list[Run]) -> dict[uuid.UUID, str]:
-    prefetch_related_objects(runs, "pools")
-    return {
-        run.pk: ", ".join(dict.fromkeys(pool.backend for pool in run.pools.all())) for run in runs
-    }
 
 
 def _header(run: Run) -> dict[str, Any]:
@@ -242,6 +286,35 @@ def _views(request: HttpRequest, address: ListAddress) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _tabs(
+    terms: tuple[Term, ...], address: ListAddress, sums: dict[str, str]
+) -> list[dict[str, Any]]:
+    selected = totals.tabs_of(terms)
+    return [
+        {
+            "name": tab,
+            "label": label,
+            "address": address.but(query=totals.query_of(tab, terms)),
+            "selected": tab in selected,
+            "count": sums.get(tab, ""),
+        }
+        for tab, label in TABS.items()
+    ]
+
+
+def _totals(request: HttpRequest, terms: tuple[Term, ...]) -> dict[str, str]:
+    """Texts: the number of runs of each tab, ``runs``, ``cost`` and ``rate`` of the query."""
+    if not permissions.can_view(request.user):
+        return {}
+    total = totals.totals(terms, user=request.user)
+    return {
+        **{tab: formats.count(count) for tab, count in total.tabs.items()},
+        "runs": f"{formats.count(total.runs)} run{'' if total.runs == 1 else 's'}",
+        "cost": formats.spent(total.cost_usd, total.cost_known),
+        "rate": formats.rate(total.usd_h, total.usd_h_known),
+    }
 
 
 def _facets(request: HttpRequest, terms: tuple[Term, ...], address: ListAddress) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet, prefetch_related_objects
 from django.utils.dateparse import parse_datetime
 
 from runs.json_values import texts
@@ -231,6 +231,20 @@ def _choices(counts: Counter[str], chosen: set[str]) -> list[Choice]:
             every.items(), key=lambda item: (order.get(item[0], 99), -item[1], item[0])
         )
     ]
+
+
+def backends(runs: Sequence[Run], *, whole: bool = False) -> dict[uuid.UUID, str]:
+    """Names of each run's backends. One query; ``whole`` also prefetches the pools with it."""
+    if whole:
+        prefetch_related_objects(runs, "pools")
+        pools = [(run.pk, pool.backend) for run in runs for pool in run.pools.all()]
+    else:
+        rows = ReplicaPool.objects.filter(run__in=runs).order_by("id")
+        pools = list(rows.values_list("run", "backend"))
+    names: dict[uuid.UUID, dict[str, None]] = {}
+    for run, backend in pools:
+        names.setdefault(run, {})[backend] = None
+    return {run: ", ".join(own) for run, own in names.items()}
 
 
 def sparks(runs: Sequence[Run]) -> dict[uuid.UUID, list[float]]:

@@ -25,6 +25,7 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from runs.models import ReplicaPool, Run
+from runs.queries import rates
 from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
 
 LONGEST = 500
@@ -38,10 +39,11 @@ NUMBERS = {
     "speed": "tokens_per_s",
     "rounds": "committed_rounds",
     "cost": "cost_usd",
+    "rate": "usd_h",
     "replicas": "pooled",
     "age": "created_at",
 }
-"""Name in a query -> column."""
+"""Name in a query -> column or annotation."""
 IS = ("active", "ended", "archived", "mine")
 STATE_GROUPS = {"active": RUN_ACTIVE, "ended": RUN_ENDED}
 
@@ -208,8 +210,11 @@ def _number(term: Term) -> Q:
         # A greater age is an earlier creation time.
         reversed_ = {"lt": "gt", "lte": "gte", "gt": "lt", "gte": "lte"}.get(lookup, lookup)
         return Q(**{f"{column}__{reversed_}": timezone.now() - timedelta(seconds=term.number)})
+    if term.field == "rate":
+        return rates.compare(lookup, term.number)
     wanted = Q(**{f"{column}__isnull": False, f"{column}__{lookup}": term.number})
-    if term.field == "cost":  # an unknown price matches no comparison
+    if term.field == "cost" and lookup not in ("gt", "gte"):
+        # With an unknown price the sum is a lower bound, which can only show that it is exceeded.
         wanted &= ~Q(Exists(ReplicaPool.objects.filter(run=OuterRef("pk"), price_usd_h=None)))
     return wanted
 

@@ -36,6 +36,7 @@ from runs.models import (
 )
 from runs.models import TelemetryCursor as Cursor
 from runs.permissions import can_view
+from runs.queries import rates
 from runs.queries.fleet import pool_rows, replica_rows
 from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
 
@@ -84,6 +85,7 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
         alert_count=Coalesce(Subquery(waiting), 0),
         wanted=wanted,
         unpriced=Coalesce(Subquery(unpriced.values("count")), 0),
+        **rates.rate_columns(),
     )
 
 
@@ -129,7 +131,7 @@ def run_header(run: Run) -> dict[str, Any]:
     if not hasattr(run, "live_count"):
         run = with_header(Run.objects.filter(pk=run.pk)).get()
     annotated: Any = run  # the model lacks the annotations of with_header
-    active = run.state in RUN_LIVE
+    active, settings = run.state in RUN_LIVE, run.settings
     return row_of(
         rows.RunHeader,
         run,
@@ -138,11 +140,14 @@ def run_header(run: Run) -> dict[str, Any]:
         tokens_per_s=finite(run.tokens_per_s) if active else None,
         live=annotated.live_count,
         alerts=annotated.alert_count,
-        quorum=run.settings.min_quorum,
-        target=annotated.wanted or run.settings.num_replicas,
+        quorum=settings.min_quorum,
+        target=annotated.wanted or settings.num_replicas,
+        total_rounds=settings.total_rounds,
         eta_s=eta_s(run) if active and run.state != RunState.STALLED else None,
         goodput=goodput(run.phase_s),
         cost_known=not annotated.unpriced,
+        usd_h=finite(annotated.usd_h),
+        usd_h_known=not annotated.unpriced_jobs,
     )
 
 

@@ -46,6 +46,7 @@ COLUMNS = (
     Column(name="speed", label="Tokens/s", number=True),
     Column(name="goodput", label="Goodput", number=True),
     Column(name="cost", label="Cost", sort="cost", falls=True, number=True),
+    Column(name="rate", label="$/h", number=True),
     Column(name="started", label="Started", sort="started", falls=True, number=True),
     Column(name="ran", label="Ran for", number=True),
     Column(name="age", label="Age", sort="created", falls=True, number=True, default=False),

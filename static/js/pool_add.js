@@ -1,6 +1,6 @@
 // A page with one pool row of the submit form; one launch per click.
 
-import { $ } from "./lib/dom.js";
+import { $, $$ } from "./lib/dom.js";
 import { sendOnce } from "./lib/forms.js";
 import { poolRow } from "./submit/pools.js";
 
@@ -8,5 +8,5 @@ export function poolAddPage() {
   const form = $("[data-add-pool-form]");
   poolRow($("[data-pool]", form));
   $("[role=alert]", form)?.focus();
-  sendOnce(form, $("[type=submit]", form));
+  sendOnce(form, $$("[type=submit]", form));
 }

@@ -6,9 +6,11 @@ import { isStale, showSilent, showStale } from "./lib/banners.js";
 import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
-import { look, RUN_ENDED } from "./lib/states.js";
+import { look } from "./lib/states.js";
 
 const COMPARED = 20; // limit of the comparison page
+const WHY_LENGTH = 1000; // of the reason of a failure
+const COUNT_EVERY_MS = 10_000;
 
 export function runsPage() {
   const list = $("[data-runs]");
@@ -29,7 +31,6 @@ export function runsPage() {
       return;
     }
     const cell = (name) => $(`[data-f="${name}"]`, row); // null for a column that is not shown
-    const ended = RUN_ENDED.has(run.state);
     if (cell("state")) setState(cell("state"), run.state);
     silence.set(run.id, run);
     cell("alerts").hidden = !run.alerts;
@@ -40,9 +41,13 @@ export function runsPage() {
     setText(cell("eval_loss"), format.loss(run.eval_loss));
     setText(cell("train_loss"), format.loss(run.train_loss));
     setText(cell("tokens"), format.count(run.tokens));
-    setText(cell("tokens_per_s"), ended ? format.UNKNOWN : format.count(run.tokens_per_s));
+    setText(cell("tokens_per_s"), format.count(run.tokens_per_s));
     setText(cell("goodput"), format.percent(run.goodput));
-    setText(cell("cost"), run.cost_known ? format.money(run.cost_usd) : "unknown");
+    setText(cell("cost"), format.spent(run.cost_usd, run.cost_known));
+    setText(cell("rate"), format.rate(run.usd_h, run.usd_h_known));
+    cell("why").hidden = run.state !== "failed" || !run.state_reason;
+    setText(cell("why"), cell("why").hidden ? "" : run.state_reason.slice(0, WHY_LENGTH));
+    countLater();
     if (run.started_at && cell("started") && !$("time", cell("started"))) {
       const time = document.createElement("time");
       time.dateTime = run.started_at;
@@ -52,6 +57,23 @@ export function runsPage() {
     }
     if (cell("ran")) Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
+
+  // Counts of the tabs and the total cost, which the server computes from all matching runs.
+  const overview = $("[data-totals]");
+  async function count() {
+    const totals = await getJSON(overview.dataset.totals).catch(() => ({}));
+    for (const [name, text] of Object.entries(totals)) setText($(`[data-total="${name}"]`, overview), text);
+    if (totals.runs) delete $(".sums", overview).dataset.empty;
+  }
+  let counting = 0;
+  function countLater() {
+    if (!overview) return;
+    counting ||= setTimeout(() => {
+      counting = 0;
+      if (!document.hidden) count();
+    }, COUNT_EVERY_MS);
+  }
+  if (overview) count();
 
   // Only the server can evaluate the query for new runs, so it is polled at a low rate.
   const address = () => {
@@ -134,7 +156,7 @@ export function runsPage() {
       back.delete("sel");
       event.formData.set("back", back.toString());
     });
-    for (const link of $$(".pages a, .runs thead a")) {
+    for (const link of $$(".pages a, .runs thead a, .list-tabs a")) {
       link.addEventListener("click", () => {
         const target = new URL(link.href);
         if (picked.size) target.searchParams.set("sel", [...picked].join(","));
@@ -151,7 +173,7 @@ export function runsPage() {
     const at = order.indexOf(document.activeElement?.closest("[data-run]"));
     if (key === "j" || key === "k") {
       const next = order[Math.min(Math.max(at + (key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
-      next && $(".c-name a", next).focus();
+      next && $(".c-name .name", next).focus();
     } else if (key === "x" && at >= 0 && bulk) {
       const id = order[at].dataset.run;
       pick(id, !picked.has(id));

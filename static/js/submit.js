@@ -34,7 +34,7 @@ export function submitPage() {
     again.submit();
     return;
   }
-  const panel = $("[data-estimate]", form);
+  const panels = $$("[data-estimate]", form);
   const status = $("[data-estimate-state]", form);
   const touched = new Set($$(".errors:not([hidden])", form).map((list) => list.dataset.errorsFor));
 
@@ -54,7 +54,7 @@ export function submitPage() {
   }
 
   function showEstimate(estimate, errors) {
-    panel.toggleAttribute("data-stale", !estimate);
+    for (const panel of panels) panel.toggleAttribute("data-stale", !estimate);
     const wrong = Object.keys(errors).length;
     setText(status, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
     if (!estimate) return;
@@ -163,15 +163,16 @@ export function submitPage() {
     later(0);
   });
 
-  const launch = $("[data-launch] span", form);
-  sendOnce(form, launch.parentElement, {
+  const launches = $$("[data-launch]", form); // one of them is visible
+  const label = (text) => launches.forEach((button) => setText($("span", button), text));
+  sendOnce(form, launches, {
     sent({ submitter }) {
-      setText(launch, submitter?.name ? "Checking…" : "Launching…");
+      label(submitter?.name ? "Checking…" : "Launching…");
       const typed = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== token.name);
       sessionStorage.setItem(KEPT, JSON.stringify(typed));
     },
     back() {
-      setText(launch, "Launch");
+      label("Launch");
       const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new submit key for a new run
       form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
     },

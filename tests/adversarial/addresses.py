@@ -18,6 +18,7 @@ def addresses(run: Any) -> Iterator[str]:
     yield "/"
     yield "/runs.json"
     yield "/runs/facets"
+    yield "/runs/totals"
     yield "/?columns=tags,eval_loss,train_loss,cost,goodput,tokens"
     yield "/api/runs"
     at = f"/runs/{run.pk}/"

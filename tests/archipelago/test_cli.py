@@ -16,6 +16,7 @@ from archipelago.cli import main, parser
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE
 from tests.browser import seed
+from tests.browser.seed_prices import priced
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -256,6 +257,12 @@ def test_describe_and_query(call: Call, run: Any) -> None:
     assert "First run" in call("ls", "-q", "tag:a").out
     assert call("ls", "-q", "tag:c").err == "no runs match\n"
     assert call("ls", "-q", "loss<").code == 6
+    priced(run, 4.0)
+    head, line = call("ls", "-q", "rate>=4").out.splitlines()
+    assert "$/H" in head.split()
+    assert f"${4 * run.replicas.count()}.00" in line.split()
+    assert call("ls", "-q", "rate<4").err == "no runs match\n"
+    assert call("ls", "-q", "cost>100").err == "no runs match\n"
     run.refresh_from_db()
     assert (run.notes, run.tags) == ("why", ["a", "b"])
     assert call("describe", "last", "--tag", "").out == "First run: saved\n"

@@ -86,11 +86,11 @@ def test_enter_in_the_search_field_keeps_other_input(window: Window, site: Site)
     expect(page.get_by_text("1 found.")).to_be_visible()
     expect(page.get_by_label("Name", exact=True)).to_have_value("Half typed")
     choose(page, "Run to clone", "A needle · 2 rounds")
-    bar = page.get_by_title("Go to the full estimate and Launch")
+    bar = page.get_by_title("Go to the full estimate")
     expect(bar).to_be_in_viewport()  # the summary stays visible on narrow screens
-    expect(bar).to_contain_text("parameters")
+    expect(bar).to_contain_text("tokens")
     bar.click()
-    expect(page.get_by_role("button", name="Launch")).to_be_in_viewport()
+    expect(page.get_by_role("heading", name="This run will")).to_be_in_viewport()
 
 
 def test_fork_has_run_and_round(window: Window, llama: str) -> None:

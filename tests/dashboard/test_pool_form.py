@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils.html import escape
 
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
-from dashboard.forms.fields import parse_seconds, write_seconds
+from dashboard.forms.fields import DataSelect, parse_seconds, write_seconds
 from executors.options import is_fixed
 from executors.registry import BACKENDS, DESCRIPTIONS
 from runs.actions.credentials import save_credential
@@ -294,3 +294,19 @@ def test_invalid_durations(text: str) -> None:
 @pytest.mark.parametrize("seconds", [0, 1, 59, 60, 3661, 86_400, 90_061])
 def test_durations_round_trip(seconds: int) -> None:
     assert parse_seconds(write_seconds(seconds)) == seconds
+
+
+def test_options_of_a_select_are_escaped_and_need_no_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = {"b": {"regions": 'eu"|us', "spot": True, "longest": "", "price": None}}
+    select = DataSelect(data, attrs={"class": "input"})
+    select.choices = [("", "None"), ("A & Co", [("a", "<a>"), ("b", "B")])]
+    monkeypatch.setattr(select, "_render", None)
+    assert select.render("x", "b", {"id": "i", "required": True}) == (
+        '<select name="x" class="input" id="i" required><option value="">None</option>'
+        '<optgroup label="A &amp; Co"><option value="a">&lt;a&gt;</option>'
+        '<option value="b" data-regions="eu&quot;|us" data-spot="1" selected>B</option>'
+        "</optgroup></select>"
+    )
+    assert '<option value="" selected>' in select.render("x", None)

@@ -46,6 +46,7 @@ def test_default_columns_are_left_out_of_the_url(client: Client, operator_user: 
         "Tokens/s",
         "Goodput",
         "Cost",
+        "$/h",
         "Started",
         "Ran for",
     ]
@@ -66,7 +67,7 @@ def test_every_column_can_be_shown_alone_in_table_and_cards(
             dict.fromkeys(["State", "Run"] if column.name == "state" else ["Run", *shown])
         )
         assert labels(page) == ([] if column.below or column.name in ("state", "name") else shown)
-        under = re.sub(r"<[^>]+>", "", row.split('class="muted"')[1].split("</th>")[0])
+        under = re.sub(r"<[^>]+>", "", row.split('class="sub"')[1].split("</th>")[0])
         for name, text in below.items():
             assert (text in under) == (name == column.name)
 

@@ -232,6 +232,7 @@ def test_a_private_view_is_a_404_for_others(operator_user: Any) -> None:
         ({"name": ""}, 422),
         ({"more": 1}, 422),
         ({"name": "   "}, 409),
+        ({"name": "x" * 81}, 422),
     ],
 )
 def test_errors_are_reported(operator_user: Any, wrong: dict[str, Any], status: int) -> None:

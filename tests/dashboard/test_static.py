@@ -129,3 +129,40 @@ def test_every_page_has_its_scripts() -> None:
     known = re.findall(r'^  "?([\w-]+)"?: (\w+Page),$', source, re.M)
     assert {page for page, _ in known} == named
     assert all(f"import {{ {function} }} from" in source for _, function in known)
+
+
+def leftmost_compounds(sheet: str) -> list[str]:
+    """The first compound of every selector: ``details[open]`` of ``details[open] > .icon``."""
+    rules = re.sub(r"/\*.*?\*/", "", sheet, flags=re.S)
+    found = []
+    for prelude in re.findall(r"([^{};]+)\{", rules):
+        if prelude.lstrip().startswith("@"):
+            continue
+        # :not() does not narrow a selector; other arguments, as of :has(), stay part of it.
+        flat = re.sub(r":not\([^()]*\)", "", prelude)
+        flat = re.sub(r"\([^()]*\)", lambda part: re.sub(r"[\s,>+~]", "_", part[0]), flat)
+        found += [re.split(r"[\s>+~]", selector.strip())[0] for selector in flat.split(",")]
+    return [one for one in found if not re.fullmatch(r"from|to|[\d.]+%", one)]
+
+
+PAGE_STYLES = sorted(
+    path
+    for path in (STATIC / "css").glob("*.css")
+    if path.name not in ("base.css", "tokens.css", "admin.css")
+)
+FRAME = re.compile(r"\.(menu|menu-body|menu-name|topbar|topbar-in|topnav|brand)(?![\w-])")
+
+
+@pytest.mark.parametrize("path", PAGE_STYLES, ids=lambda p: p.name)
+def test_page_styles_do_not_change_elements_of_the_frame(path: Path) -> None:
+    """Only base.css styles bare elements and the frame: other sheets apply to parts of a page."""
+    compounds = leftmost_compounds(path.read_text())
+    assert compounds
+    assert [one for one in compounds if not re.search(r"[.#]|\[data-", one)] == []
+    assert [one for one in compounds if FRAME.search(one)] == []
+
+
+def test_bare_selectors_are_found() -> None:
+    sheet = "a:not(.z), .b c:is(d, e) > f {} @media (x) { details[open] > .icon { x: y } }"
+    sheet += "h:has(.i) j {}"
+    assert leftmost_compounds(sheet) == ["a", ".b", "details[open]", "h:has(.i)"]

@@ -108,6 +108,14 @@ def test_a_form_that_was_launched_is_not_restored(
     assert Run.objects.count() == 1
 
 
+def test_long_input_reaches_the_server(client: Client, operator_user: Any) -> None:
+    """``maxlength`` would make the browser cut pasted text without notice."""
+    pages = [client.get("/runs/new"), client.get("/")]
+    assert [b"maxlength" in page.content for page in pages] == [False, False]
+    response = client.post("/runs/new", filled(client) | {"name": "x" * 90})
+    assert f'value="{"x" * 90}"' in response.content.decode()
+
+
 def test_each_visit_creates_a_new_run(client: Client, operator_user: Any) -> None:
     assert filled(client)["submit_key"] != filled(client)["submit_key"]
 
@@ -127,6 +135,8 @@ def test_each_visit_creates_a_new_run(client: Client, operator_user: Any) -> Non
         ({"round_timeout_s": "5"}, "round_timeout_s", "more than the heartbeat timeout"),
         ({"pools.0.count": "0"}, "pools.0.count", "greater than or equal to 1"),
         ({"name": " "}, "name", "required"),
+        ({"name": "x" * 81}, "name", "Enter at most 80 characters, not 81."),
+        ({"pools.0.region": "x" * 65}, "pools.0.region", "Enter at most 64 characters, not 65."),
         ({"size": "giant"}, "size", "giant is not one of the available choices"),
         ({"data_source": "uri"}, "data", "Enter a URI of text files"),
         ({"data_source": "uri", "data": "/no/such/text"}, "data", "/no/such/text"),

@@ -93,6 +93,15 @@ export function money(value) {
   return Math.abs(value) < 999.995 ? `$${value.toFixed(2)}` : `$${count(value)}`;
 }
 
+/** A sum of money. "+" marks one without the jobs whose price is unknown. */
+export function spent(value, isKnown) {
+  if (isKnown) return money(value);
+  return value ? `${money(value)} +` : "unknown";
+}
+
+/** Dollars an hour of the running jobs; a dash if there are none. */
+export const rate = (usd_h, isKnown) => (isKnown && !usd_h ? UNKNOWN : spent(usd_h, isKnown));
+
 /** A short number for an axis or a norm: four significant digits, exponent when very small. */
 export function short(value) {
   if (!known(value)) return UNKNOWN;

@@ -40,18 +40,18 @@ export function asker(question, answered, failed) {
 }
 
 /** Submit a form once; a page restored from the back/forward cache can submit again. */
-export function sendOnce(form, button, { sent = () => {}, back = () => {} } = {}) {
+export function sendOnce(form, buttons, { sent = () => {}, back = () => {} } = {}) {
   let sending = false;
   form.addEventListener("submit", (event) => {
     if (sending) event.preventDefault();
     sending = true;
-    button.setAttribute("aria-disabled", "true");
+    for (const button of buttons) button.setAttribute("aria-disabled", "true");
     sent(event);
   });
   addEventListener("pageshow", (event) => {
     if (!event.persisted) return;
     sending = false;
-    button.removeAttribute("aria-disabled");
+    for (const button of buttons) button.removeAttribute("aria-disabled");
     back();
   });
 }

@@ -46,11 +46,7 @@ function show(run, at) {
   document.title = `${progress(run)}${run.name} · Archipelago`;
 }
 
-/** The known cost, with a mark when part of it is unknown. */
-function spent(run) {
-  if (run.cost_known) return format.money(run.cost_usd);
-  return run.cost_usd ? `${format.money(run.cost_usd)} +` : "unknown";
-}
+const spent = (run) => format.spent(run.cost_usd, run.cost_known);
 
 function progress(run) {
   if (RUN_ENDED.has(run.state)) return `${look(run.state).word} · `;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_a_weak_first_password_is_rejected_at_its_field(client: Client) -> None:
     assert response.status_code == 422
     assert not User.objects.exists()
     assert 'value="ada"' in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "focused"),
+    [
+        ({"token": "wrong"}, "token"),
+        ({"token": "", "username": ""}, "token"),
+        ({"username": "not valid"}, "username"),
+        ({"password2": "lagoon-and-sand"}, "password1"),
+    ],
+)
+def test_the_first_field_to_correct_has_the_focus(
+    client: Client, change: dict[str, str], focused: str
+) -> None:
+    page = client.post("/setup", FIRST | change).content.decode()
+    assert re.findall(r'name="(\w+)"[^>]* autofocus', page) == [focused]
+
+
+@pytest.mark.parametrize(("query", "focused"), [("", "token"), (f"?token={TOKEN}", "username")])
+def test_the_first_empty_field_has_the_focus(client: Client, query: str, focused: str) -> None:
+    page = client.get(f"/setup{query}").content.decode()
+    assert re.findall(r'name="(\w+)"[^>]* autofocus', page) == [focused]
 
 
 def test_setup_is_closed_once_a_user_exists(client: Client) -> None:
