@@ -71,6 +71,9 @@ def test_a_filter_goes_into_the_address(window: Window, filled: None) -> None:
 
 def test_jobs_appear_and_change_without_a_reload(window: Window, site: Site, filled: None) -> None:
     page = live(window)
+    page.add_init_script("window.setInterval = () => 0")  # the page also refreshes now and then
+    page.reload()
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     page.evaluate("window.kept = true")
     page.get_by_role("link", name="Modal").first.focus()
     run = site.seed("name='Fresh fleet', replicas=1, committed=1")
