@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from archipelago import read_commands, terminal, write_commands
+from archipelago import fleet_commands, read_commands, terminal, write_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 
@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     _add_login(commands)
     _add_submit(commands)
     _add_read_commands(commands)
+    _add_fleet_commands(commands)
     _add_write_commands(commands)
     return top
 
@@ -192,6 +193,25 @@ def _add_read_commands(commands: Subparsers) -> None:
     export.add_argument("table", choices=TABLES)
     export.add_argument("--format", choices=FORMATS, default="csv")
     export.add_argument("-o", "--output", metavar="FILE", help="- is standard output")
+
+
+def _add_fleet_commands(commands: Subparsers) -> None:
+    fleet = commands.add("fleet", fleet_commands.fleet, "list live jobs, trouble and orphans")
+    fleet.add_argument("--backend", default="")
+    fleet.add_argument("--owner", default="")
+    fleet.add_argument("--state", default="", help="state of the replica, e.g. computing")
+    fleet.add_argument("-n", "--limit", type=_counted(1, 500), default=50)
+    fleet.add_argument("--all", action="store_true", help="list all jobs, without a limit")
+    _json(fleet)
+    spend = commands.add("spend", fleet_commands.spend, "show spending, rate and forecast")
+    spend.add_argument("--days", type=_counted(1, 366), help="number of days; default: 7")
+    spend.add_argument("--from", dest="first", metavar="DAY", help="e.g. 2026-01-31, in UTC")
+    spend.add_argument("--to", dest="last", metavar="DAY", help="default: today")
+    spend.add_argument("--by", choices=fleet_commands.GROUPS, default="backend")
+    spend.add_argument("--backend", default="")
+    spend.add_argument("--owner", default="")
+    spend.add_argument("-n", "--limit", type=_counted(1, 1000), default=20)
+    _json(spend)
 
 
 def _add_write_commands(commands: Subparsers) -> None:

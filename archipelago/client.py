@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from archipelago.errors import NotFound
+from archipelago.fleet_rows import FleetPage, LiveJob, Spend
 from archipelago.login import check_url, read_login
 from archipelago.rows import (
     Alert,
@@ -123,6 +124,44 @@ class Client:
 
     def replicas(self, run: str) -> list[Replica]:
         return [Replica.of(row) for row in self._get(f"/runs/{quote(run)}/replicas")]
+
+    def fleet(
+        self,
+        *,
+        backend: str = "",
+        owner: str = "",
+        state: str = "",
+        before: str | None = None,
+        limit: int = 50,
+    ) -> FleetPage:
+        """One page of live jobs of all runs, with sums, pools with trouble, and orphaned jobs.
+
+        ``before`` is the ``next`` of the previous page.
+        """
+        query = {"backend": backend, "owner": owner, "state": state, "before": before}
+        return FleetPage.of(self._get("/fleet", limit=limit, **query))
+
+    def every_job(self, page: FleetPage, **filters: Any) -> Iterator[LiveJob]:
+        """The jobs of a page and of those after it, fetched as the iterator is consumed."""
+        yield from page.jobs
+        while page.next is not None:
+            page = self.fleet(before=page.next, **filters)
+            yield from page.jobs
+
+    def spend(
+        self,
+        *,
+        first: str | None = None,
+        last: str | None = None,
+        days: int | None = None,
+        backend: str = "",
+        owner: str = "",
+        limit: int = 20,
+    ) -> Spend:
+        """Spending of the last ``days`` days, or from the day ``first`` to the day ``last``, both
+        such as ``2026-01-31`` and in UTC."""
+        query: dict[str, Any] = {"from": first, "to": last, "days": days}
+        return Spend.of(self._get("/spend", backend=backend, owner=owner, limit=limit, **query))
 
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> list[Event]:
         """Events with an id above ``after``, oldest first."""

@@ -37,20 +37,25 @@ class Row:
                 f"expected {cls.__name__} with {', '.join(missing)}, found none: is the server "
                 "older than this client?"
             )
-        parsed = {
-            name: [row.of(item) for item in values[name]] if row else values[name]
-            for name, row in rows.items()
-        }
+        parsed = {name: _parse(row, values[name]) for name, row in rows.items()}
         result = cls(**parsed)
         result.__dict__["_raw"] = dict(values)
         return result
 
 
+def _parse(row: type[Row] | None, value: Any) -> Any:
+    if row is None:
+        return value
+    return [row.of(item) for item in value] if isinstance(value, list) else row.of(value)
+
+
 @functools.cache
 def _rows_in(cls: Any) -> dict[str, type[Row] | None]:
-    """Fields of a row type, with the type of the rows in fields that are lists of rows."""
+    """Fields of a row type, with the type of the rows in fields that are rows or lists of rows."""
     hints = get_type_hints(cls)
-    items = {f.name: next(iter(get_args(hints[f.name])), None) for f in dataclasses.fields(cls)}
+    items = {
+        f.name: next(iter(get_args(hints[f.name])), hints[f.name]) for f in dataclasses.fields(cls)
+    }
     return {
         name: item if isinstance(item, type) and issubclass(item, Row) else None
         for name, item in items.items()

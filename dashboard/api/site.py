@@ -11,7 +11,18 @@ from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import ValidationError, ValidationErrorContext
 
-from dashboard.api import about, actions, exports, lifecycle, problems, records, runs, tools, views
+from dashboard.api import (
+    about,
+    actions,
+    exports,
+    fleet,
+    lifecycle,
+    problems,
+    records,
+    runs,
+    tools,
+    views,
+)
 from dashboard.api.auth import AUTH
 from dashboard.api.parser import BodyParser
 
@@ -41,7 +52,7 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views):
+for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet):
     api.add_router("", part.router)
 
 

@@ -16,6 +16,7 @@ from runs.models.credential import Credential
 from runs.models.event import Event
 from runs.models.ingest import IngestState, QuarantinedRecord
 from runs.models.journal import Journal
+from runs.models.orphan import OrphanJob
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.saved_view import SavedView
@@ -36,6 +37,7 @@ __all__ = [
     "Journal",
     "LogLine",
     "MetricBlock",
+    "OrphanJob",
     "QuarantinedRecord",
     "Replica",
     "ReplicaAttempt",

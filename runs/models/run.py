@@ -371,6 +371,9 @@ class ReplicaAttempt(models.Model):
             models.Index(
                 fields=["replica"], condition=Q(ended_at__isnull=True), name="attempt_open"
             ),
+            models.Index(
+                fields=["ended_at"], condition=Q(ended_at__isnull=False), name="attempt_ended"
+            ),
         )
         constraints = (
             models.UniqueConstraint(fields=["replica", "number"], name="attempt_number_is_unique"),

@@ -16,6 +16,8 @@ ended: the first time, a launch can be between *start* and *save*.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,14 +32,19 @@ from executors.loading import wait_loaded
 from runs import live_stream
 from runs.backends.executors import BACKENDS, executor_of
 from runs.backends.parallel_calls import CallTimeout, call_all
-from runs.models import Credential, ReplicaAttempt, ReplicaPool, Run
+from runs.models import Credential, OrphanJob, ReplicaAttempt, ReplicaPool, Run
+from runs.queries.replica_history import console_url
 from runs.redaction import redact
-from runs.transitions import record_event
+from runs.transitions import clean_text, record_event
 
 logger = logging.getLogger(__name__)
 
 SEEN_FOR_S = 600
 """How long the first sighting of a job is remembered."""
+URL_LENGTH = 500
+MOST_STORED = 200
+"""Unwanted jobs of an account that are stored for pages."""
+FORGET_AFTER = timedelta(days=1)
 ACTIVE_WITHIN = timedelta(days=7)
 """Accounts of runs that ended earlier are not listed: no backend runs a job longer."""
 
@@ -54,6 +61,7 @@ class UnwantedJob:
 def reap() -> int:
     """Check every account once; return the number of jobs that were asked to end."""
     now = timezone.now()
+    forget_orphans(now)
     ended = 0
     checked: set[str] = set()  # two credentials can belong to one account
     for backend, credential in accounts(now):
@@ -62,6 +70,7 @@ def reap() -> int:
             handles = [h for h in executor.live() if h.to_json() not in checked]
             checked |= {handle.to_json() for handle in handles}
             suspects = orphans(handles, duplicates=not executor.capabilities.unique_names)
+            store_orphans(backend, credential, suspects, now)
             due = [job for job in suspects if _seen_before(backend, job.handle)]
             if settings.REAPER_POLICY == "cancel":
                 executor.cancel([job.handle for job in due])
@@ -164,6 +173,35 @@ def orphans(handles: Iterable[ReplicaHandle], *, duplicates: bool) -> list[Unwan
                 UnwantedJob(handle=handle, why="its attempt has another job", attempt=attempt)
             )
     return jobs
+
+
+def store_orphans(
+    backend: str, credential: Credential | None, jobs: Iterable[UnwantedJob], now: datetime
+) -> None:
+    """Store the unwanted jobs of an account, and delete those that it no longer lists."""
+    kept = []
+    for job in itertools.islice(jobs, MOST_STORED):
+        key = hashlib.sha256(f"{backend} {job.handle.to_json()}".encode()).hexdigest()
+        url = console_url({"backend": backend, "data": job.handle.data})
+        fields = {
+            "backend": backend,
+            "credential": credential,
+            "launch_key": clean_text(job.handle.launch_key, 80),
+            "url": url if len(url) <= URL_LENGTH else "",
+            "reason": job.why,
+            "attempt": job.attempt,
+            "seen_at": now,
+        }
+        ended_at = job.attempt.ended_at if job.attempt else None
+        first = {"first_seen_at": now, "billed_from": ended_at or now}
+        OrphanJob.objects.update_or_create(key=key, defaults=fields, create_defaults=fields | first)
+        kept.append(key)
+    OrphanJob.objects.filter(backend=backend, credential=credential).exclude(key__in=kept).delete()
+
+
+def forget_orphans(now: datetime) -> None:
+    """Delete stored jobs of accounts that have not been listed for a day."""
+    OrphanJob.objects.filter(seen_at__lt=now - FORGET_AFTER).delete()
 
 
 def _seen_before(backend: str, handle: ReplicaHandle) -> bool:

@@ -4,6 +4,7 @@
 
 import "./base.js";
 import { comparePage } from "./compare.js";
+import { fleetPage } from "./fleet.js";
 import { plannerPage } from "./planner.js";
 import { poolAddPage } from "./pool_add.js";
 import { replicaPage } from "./replica.js";
@@ -13,6 +14,7 @@ import { submitPage } from "./submit.js";
 
 const PAGES = {
   compare: comparePage,
+  fleet: fleetPage,
   planner: plannerPage,
   "pool-add": poolAddPage,
   replica: replicaPage,

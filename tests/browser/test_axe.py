@@ -68,12 +68,23 @@ SCREENS = {
     "failed": "/runs/{failed}/",
     "compare": "/compare?ids={run},{many}",
     "compare-none": "/compare",
+    "fleet": "/fleet",
+    "fleet-filtered": "/fleet?backend=modal&owner=olga",
+    "spend": "/spend",
+    "spend-month": "/spend?days=30&owner=olga",
     "admin": "/admin/",
 }
 """Screens of a site with runs."""
 WIDTH_ONLY = {"admin"}
 """Pages of Django's admin are checked for their width only."""
-EMPTY = {"runs": "/", "new": "/runs/new", "compare": "/compare", "users": "/users/"}
+EMPTY = {
+    "runs": "/",
+    "new": "/runs/new",
+    "compare": "/compare",
+    "users": "/users/",
+    "fleet": "/fleet",
+    "spend": "/spend",
+}
 WITHOUT_SIGN_IN = {"sign-in": "/login", "choose": "/account/choose/MQ/none"}
 
 
@@ -91,6 +102,10 @@ def runs(site: Site) -> dict[str, str]:
         ),
     }
     site.python("\n".join(ALERTS).format(run=runs["many"]))
+    site.python(
+        "from tests.browser import seed_spend\n"
+        "seed_spend.fleet(seed.user('olga', 'operator'), seed.user('oscar', 'operator'))"
+    )
     return runs
 
 
@@ -282,6 +297,8 @@ PAGE_TEMPLATES = {
     "runs/bulk_stop.html",
     "runs/bulk_delete.html",
     "planner/planner.html",
+    "fleet/fleet.html",
+    "spend/spend.html",
     "compare/compare.html",
     "account/tokens.html",
     "account/password.html",

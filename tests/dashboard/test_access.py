@@ -55,6 +55,8 @@ PAGES = {
     "compare": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
+    "fleet": ("get", SIGN_IN, OK, OK, OK, OK),
+    "spend": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),

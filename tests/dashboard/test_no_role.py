@@ -30,3 +30,12 @@ def test_the_list_is_empty_and_does_not_stream(client: Client) -> None:
     seed.run(seed.user("owner", "operator"), committed=1, replicas=1, name="secret run")
     assert b"secret run" not in client.get(reverse("runs")).content
     assert client.get(reverse("runs-stream")).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["fleet", "spend"])
+def test_pages_about_all_runs_are_refused(client: Client, name: str) -> None:
+    seed.run(seed.user("owner", "operator"), committed=1, replicas=1, name="secret run")
+    for path in (reverse(name), f"/api/{name}"):
+        response = client.get(path)
+        assert response.status_code == 403
+        assert b"secret run" not in response.content

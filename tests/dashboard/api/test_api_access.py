@@ -53,6 +53,8 @@ CALLS = {
     ("post", f"{RUN}/alerts/{{alert}}/acknowledge"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/compare?id={run}"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/fleet"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/spend"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),

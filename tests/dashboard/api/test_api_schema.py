@@ -53,6 +53,12 @@ include-method = "POST"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 404, 409, 422]
 
+# A period that is too long, in the future, or ends before it begins.
+[[operations]]
+include-path = "/api/spend"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 422]
+
 [[operations]]
 include-path = "/api/plan"
 phases.coverage.enabled = false

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executors.base import Cause, JobState, ReplicaHandle, ReplicaStatus
-from runs.models import ReplicaAttempt, Run
+from runs.models import OrphanJob, ReplicaAttempt, Run
 from runs.reconcile import orphan_reaper
 
 pytestmark = pytest.mark.django_db
@@ -112,3 +112,46 @@ def test_ended_jobs_are_ignored(harness: Any) -> None:
     harness.executor.end("0123456789ab-0-1", Cause.DONE)
     orphan_reaper.reap()
     assert orphan_reaper.reap() == 0
+
+
+def test_orphans_are_stored_with_their_attempt_while_they_run(harness: Any, settings: Any) -> None:
+    settings.REAPER_POLICY = "report"
+    ended_at = harness.clock()
+    ReplicaAttempt.objects.filter(replica__number=1).update(ended_at=ended_at, cause="refused")
+    running(harness, "0123456789ab-0-1")
+    harness.clock.pass_s(30)
+    orphan_reaper.reap()
+    harness.clock.pass_s(60)
+    orphan_reaper.reap()
+    stale = OrphanJob.objects.get(launch_key=harness.key(1))
+    assert (stale.reason, stale.billed_from) == ("its attempt has ended", ended_at)
+    assert stale.attempt == ReplicaAttempt.objects.get(replica__number=1)
+    unknown = OrphanJob.objects.get(launch_key="0123456789ab-0-1")
+    assert unknown.attempt is None
+    assert unknown.billed_from == unknown.first_seen_at < unknown.seen_at
+    harness.executor.end("0123456789ab-0-1", Cause.DONE)
+    orphan_reaper.reap()
+    assert [job.launch_key for job in OrphanJob.objects.all()] == [harness.key(1)]
+
+
+def test_orphans_are_kept_while_their_account_cannot_be_listed(harness: Any, settings: Any) -> None:
+    settings.REAPER_POLICY = "report"
+    running(harness, "0123456789ab-0-1")
+    orphan_reaper.reap()
+    harness.executor.away = "503"
+    orphan_reaper.reap()
+    assert OrphanJob.objects.count() == 1
+    OrphanJob.objects.update(seen_at=harness.clock() - orphan_reaper.FORGET_AFTER * 2)
+    orphan_reaper.reap()
+    assert OrphanJob.objects.count() == 0
+
+
+def test_the_number_of_stored_orphans_is_bounded(
+    harness: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.REAPER_POLICY = "report"
+    monkeypatch.setattr(orphan_reaper, "MOST_STORED", 3)
+    for n in range(5):
+        running(harness, f"0123456789ab-{n}-1")
+    orphan_reaper.reap()
+    assert OrphanJob.objects.count() == 3

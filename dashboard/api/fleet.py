@@ -1,0 +1,80 @@
+"""The fleet and spending of all runs that the caller can view."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Query, Router
+
+from archipelago import fleet_rows as shared
+from dashboard.api.auth import reader
+from dashboard.api.problems import Invalid, at
+from dashboard.api.types import NO_NUL, responses
+from runs.queries import fleet_trouble, live_jobs, spend
+from runs.queries.live_jobs import JobFilter
+from runs.queries.spend import Period
+
+router = Router(tags=["fleet"])
+DEFAULT_DAYS = 7
+
+Backend = Annotated[str, Query(max_length=32, pattern=NO_NUL)]
+Owner = Annotated[str, Query(max_length=150, pattern=NO_NUL)]
+
+
+@router.get("/fleet", response=responses(shared.FleetPage, but=(404, 409, 413)))
+def get_fleet(
+    request: HttpRequest,
+    backend: Backend = "",
+    owner: Owner = "",
+    state: Annotated[str, Query(max_length=16, pattern=NO_NUL)] = "",
+    before: Annotated[
+        str | None, Query(pattern=live_jobs.PLACE, description="`next` of the previous page")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = live_jobs.PAGE,
+) -> Any:
+    """A page of live jobs, their sums, pools with capacity or quota trouble, and orphaned jobs.
+    ``state`` is that of the replica."""
+    user = reader(request)
+    chosen = JobFilter(backend=backend, owner=owner, state=state)
+    jobs = live_jobs.live_jobs(user)
+    counted = live_jobs.counts(jobs)
+    rows, after = live_jobs.page(jobs, chosen, before=before or "", limit=limit)
+    pools, more_pools = fleet_trouble.troubled_pools(user, chosen, now=timezone.now())
+    orphans, more_orphans = fleet_trouble.orphan_rows(user, chosen)
+    return {
+        "jobs": rows,
+        "next": after or None,
+        "total": live_jobs.matching_total(counted, chosen),
+        "backends": live_jobs.by_backend(counted, chosen),
+        "pools": pools,
+        "more_pools": more_pools,
+        "orphans": orphans,
+        "more_orphans": more_orphans,
+    }
+
+
+@router.get("/spend", response=responses(shared.Spend, but=(404, 409, 413)))
+def get_spend(
+    request: HttpRequest,
+    first: Annotated[date | None, Query(alias="from", description="First day, in UTC")] = None,
+    last: Annotated[date | None, Query(alias="to", description="Last day; default today")] = None,
+    days: Annotated[
+        int, Query(ge=1, le=spend.LONGEST_DAYS, description="Number of days without `from`")
+    ] = DEFAULT_DAYS,
+    backend: Backend = "",
+    owner: Owner = "",
+    limit: Annotated[int, Query(ge=1, le=1000, description="Rows of each group")] = spend.GROUPS,
+) -> Any:
+    """Spending by day, backend, owner, run and tag, the present rate, and a forecast for the
+    calendar month. The cost of a job is spread over the time that it ran."""
+    user, now = reader(request), timezone.now()
+    try:
+        period = Period.until(last or now.date(), first=first, days=days)
+    except OverflowError:
+        raise Invalid([at("to", f"expected a later day, found {last}")]) from None
+    if problem := period.problem(today=now.date()):
+        raise Invalid([at("from", problem)])
+    return spend.spend(user, period, JobFilter(backend=backend, owner=owner), now=now, limit=limit)

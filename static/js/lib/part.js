@@ -1,0 +1,57 @@
+// A part of a page that the server renders, fetched again when something changed: ?part=1.
+
+import { $, $$ } from "./dom.js";
+import { getHTML } from "./live.js";
+import { tickTimes } from "./times.js";
+
+/** The name by which a link or the button of an action is found again after it was replaced. */
+const nameOf = (element) => element.closest("[data-act]")?.dataset.act ?? element.getAttribute("href");
+
+/** Keep the focus, and the position of a scrolled table. Nothing is replaced while text is selected
+ *  in it, or while something else in it has the focus. */
+function replace(place, content) {
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  const name = focused && nameOf(focused);
+  const same = () => $$("a, [data-act] button", place).filter((element) => nameOf(element) === name);
+  if ((focused && !name) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
+  const index = same().indexOf(focused);
+  const left = $("[data-scroll]", place)?.scrollLeft;
+  place.replaceChildren(content);
+  if (left) $("[data-scroll]", place)?.scrollTo(left, 0);
+  if (focused) same()[index]?.focus({ preventScroll: true });
+  tickTimes(place);
+}
+
+/** Refresh `place`: `now()` at once, `soon()` at most every `everyMs`. Requests never overlap.
+ *  `onContent` gets each fetched part, also one that is not shown. */
+export function refreshed(place, everyMs, onContent = () => {}) {
+  let running = null;
+  let timer = 0;
+  let last = 0;
+
+  function now() {
+    running ??= (async () => {
+      try {
+        const query = new URLSearchParams(location.search);
+        query.set("part", "1");
+        const made = document.createElement("template");
+        made.innerHTML = await getHTML(`?${query}`);
+        onContent(made.content);
+        replace(place, made.content);
+      } finally {
+        last = Date.now();
+        running = null;
+      }
+    })();
+    return running;
+  }
+
+  function soon() {
+    timer ||= setTimeout(async () => {
+      await running?.catch(() => {}); // its answer can be older than the change
+      timer = 0;
+      now().catch(() => {}); // the connection indicator shows the state
+    }, Math.max(0, last + everyMs - Date.now()));
+  }
+  return { now, soon };
+}

@@ -1,0 +1,80 @@
+"""The commands fleet and spend against a live server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from archipelago import fleet_commands
+from tests.browser import seed, seed_fleet, seed_spend
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def mixed(signed_in: str) -> Any:
+    run = seed_fleet.mixed(seed.user("olga", "operator"))
+    seed_spend.orphans(run)
+    return run
+
+
+def test_fleet(call: Call, mixed: Any) -> None:
+    result = call("fleet")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0].split()[:3] == ["RUN", "REPLICA", "NAME"]
+    assert len([line for line in lines if line.startswith(str(mixed.pk)[:8])]) == 10
+    assert any(line.split() == ["Modal", "3", "3", "$11.85"] for line in lines)
+    assert any(line.startswith("total") and ">$" in line for line in lines)
+    assert "action required: You have exceeded your current quota" in result.out
+    assert "no attempt has its launch key, bill unknown" in result.out
+    assert "its attempt has ended, bill $8.00" in result.out
+
+
+def test_fleet_filters_and_json(call: Call, mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.loads(call("fleet", "--backend", "modal", "--json").out)
+    assert {job["backend"] for job in body["jobs"]} == {"modal"}
+    some = call("fleet", "-n", "2")
+    assert some.err == "the first 2 of 10 jobs\n"
+    monkeypatch.setattr(fleet_commands, "MOST", 3)
+    whole = json.loads(call("fleet", "--all", "--json").out)
+    assert (len(whole["jobs"]), whole["next"]) == (10, None)
+    assert call("fleet", "--owner", "nora").err == "no live jobs\n"
+
+
+def test_fleet_sends_no_escape_sequences(call: Call, mixed: Any) -> None:
+    type(mixed).objects.update(name="\x1b[2Jevil\nrun")
+    mixed.pools.update(last_error="\x1b[2J", region="\x1b[2J")
+    assert "\x1b" not in call("fleet").out
+
+
+def test_spend(call: Call, signed_in: str) -> None:
+    run = seed.run(seed.user("owner", "operator"), name="Priced", replicas=1, committed=1)
+    seed_spend.history(run, days=3, price=2.0, backend="modal", tags=["paper"])
+    other = seed.run(seed.user("oscar", "operator"), name="Unpriced", replicas=1, committed=1)
+    seed_spend.history(other, days=1, price=None, backend="kubernetes", tags=[])
+    result = call("spend")
+    assert result.code == 0, result.err
+    assert "rate now" in result.out
+    assert ">$2.00 an hour" in result.out
+    rows = {line.split()[0]: line.split()[-1] for line in result.out.splitlines() if line}
+    assert rows["Kubernetes"] == "unknown"
+    assert rows["Modal"].startswith("$")
+    assert "whose cost is missing: 1" in result.err
+    for by, text in (("owner", "oscar"), ("run", "Priced"), ("tag", "paper"), ("day", "20")):
+        assert text in call("spend", "--by", by).out
+    assert len(call("spend", "--by", "day", "--days", "30").out.splitlines()) > 30
+    body = json.loads(call("spend", "--owner", "owner", "--json").out)
+    assert [group["label"] for group in body["runs"]] == ["Priced"]
+
+
+def test_spend_names_a_wrong_day(call: Call, signed_in: str) -> None:
+    result = call("spend", "--from", "soon")
+    assert result.code == 6
+    assert "from" in result.err
+    assert call("spend", "--from", "2026-01-01", "--days", "3").code == 2

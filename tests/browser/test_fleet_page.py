@@ -1,0 +1,109 @@
+"""The fleet: every live job, updated by the stream, filtered by the address."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import Site, Window, overflow
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def filled(site: Site) -> None:
+    site.python(
+        "from tests.browser import seed_spend\n"
+        "seed_spend.fleet(seed.user('fiona', 'operator'), seed.user('fred', 'operator'))"
+    )
+
+
+def live(window: Window, query: str = "", user: str = "vera") -> Page:
+    page = window.open(f"/fleet{query}", user=user)
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    return page
+
+
+def trouble_of(page: Page) -> Locator:
+    return page.get_by_role("region", name="Capacity and quota")
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
+)
+def test_layout(window: Window, filled: None, width: int, scheme: str) -> None:
+    page = window.open("/fleet", user="vera", width=width, scheme=scheme)
+    expect(page.locator("[data-job]").first).to_be_visible()
+    window.shoot(page, f"fleet-{width}-{scheme}")
+    assert overflow(page) <= 0
+
+
+def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) -> None:
+    page = live(window, "?owner=fred")
+    expect(trouble_of(page)).to_contain_text("InsufficientInstanceCapacity")
+    page = live(window, "?owner=fiona")
+    expect(page.locator("[data-job]", has_text="Priced")).to_have_count(3)
+    expect(trouble_of(page)).to_contain_text("Action required")
+    expect(page.get_by_role("region", name="Orphaned jobs").first).to_contain_text("$8.00")
+    page = live(window)
+    orphans = page.get_by_role("region", name="Orphaned jobs").first
+    expect(orphans).to_contain_text("no attempt has its launch key")
+    page = live(window, "?owner=fiona")
+    page.get_by_role("link", name="Replica 2 of Priced").click()
+    page.wait_for_url(re.compile(r"/runs/[0-9a-f-]+/replicas/2/$"))
+
+
+def test_a_filter_goes_into_the_address(window: Window, filled: None) -> None:
+    page = live(window)
+    page.get_by_role("combobox", name="Owner").select_option("fiona")
+    page.wait_for_url("**/fleet?owner=fiona")
+    expect(page.locator("[data-job]")).to_have_count(13)
+    page.get_by_role("combobox", name="Backend").select_option("sagemaker")
+    page.wait_for_url("**/fleet?backend=sagemaker&owner=fiona")
+    expect(page.locator("[data-job]")).to_have_count(2)
+    page.get_by_role("link", name="Clear").click()
+    page.wait_for_url("**/fleet")
+    expect(page.get_by_role("combobox", name="Owner")).to_have_value("")
+
+
+def test_jobs_appear_and_change_without_a_reload(window: Window, site: Site, filled: None) -> None:
+    page = live(window)
+    page.add_init_script("window.setInterval = () => 0")  # the page also refreshes now and then
+    page.reload()
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    page.evaluate("window.kept = true")
+    page.get_by_role("link", name="Modal").first.focus()
+    run = site.seed("name='Fresh fleet', replicas=1, committed=1")
+    site.python(
+        "from runs.models import Run; from tests.browser import seed_spend\n"
+        f"run = Run.objects.get(pk='{run}')\n"
+        "seed_spend.history(run, days=1, price=7.5, backend='modal', tags=[])"
+    )
+    header = site.python(
+        "import json; from runs.queries import selectors; from runs.models import Run\n"
+        f"print(json.dumps(selectors.run_header(Run.objects.get(pk='{run}'))))"
+    )
+    site.publish(run, run=json.loads(header))
+    expect(page.locator("[data-job]", has_text="Fresh fleet")).to_contain_text("$7.50/h")
+    assert page.evaluate("window.kept")
+    expect(page.get_by_role("link", name="Modal").first).to_be_focused()
+
+
+def test_without_a_script(window: Window, filled: None) -> None:
+    window.open("/fleet", user="vera")  # signs in
+    context = window.browser.new_context(
+        base_url=window.url, storage_state=window.signed_in["vera"], java_script_enabled=False
+    )
+    window.contexts.append(context)
+    page = context.new_page()
+    page.goto("/fleet?owner=fiona")
+    page.get_by_role("combobox", name="State").select_option("restarting")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("[data-job]")).to_have_count(1)
+    page.goto("/spend")
+    expect(page.locator(".bars rect").first).to_be_visible()
+    page.get_by_text("Table", exact=True).click()
+    expect(page.get_by_role("table", name="Spending by day and backend")).to_be_visible()

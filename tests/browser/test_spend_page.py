@@ -1,0 +1,65 @@
+"""Spending: periods in the address, a chart with its table, links from rows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Site, Window, overflow
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def filled(site: Site) -> None:
+    site.python(
+        "from tests.browser import seed_spend\n"
+        "seed_spend.fleet(seed.user('sofia', 'operator'), seed.user('sven', 'operator'))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "dark")]
+)
+@pytest.mark.parametrize("days", [7, 90])
+def test_layout(window: Window, filled: None, width: int, scheme: str, days: int) -> None:
+    page = window.open(f"/spend?days={days}", user="vera", width=width, scheme=scheme)
+    expect(page.locator(".bars rect").first).to_be_visible()
+    page.get_by_text("Table", exact=True).click()
+    window.shoot(page, f"spend-{days}-{width}-{scheme}")
+    assert overflow(page) <= 0
+
+
+def test_the_bar_of_a_day_is_as_high_as_its_sum(window: Window, filled: None) -> None:
+    page = window.open("/spend", user="vera")
+    page.get_by_text("Table", exact=True).click()
+    rows = page.get_by_role("table", name="Spending by day and backend").locator("tbody tr")
+    expect(rows).to_have_count(7)
+    sums = []
+    for row in reversed(rows.all()):
+        found = re.match(r"\$([\d,.]+)", row.locator("td").first.inner_text())
+        sums.append(float(found[1].replace(",", "")) if found else 0.0)
+    heights = page.locator(".bars rect").evaluate_all(
+        "(bars) => bars.reduce((sums, bar) => {"
+        "  sums[bar.x.baseVal.value] = (sums[bar.x.baseVal.value] ?? 0) + bar.height.baseVal.value;"
+        "  return sums; }, {})"
+    )
+    highest = max(heights.values()) / max(sums)
+    for place, dollars in enumerate(sums):
+        height = next((h for x, h in heights.items() if float(x) // 10 == place), 0.0)
+        assert height == pytest.approx(dollars * highest, abs=0.5)
+
+
+def test_period_filter_and_links(window: Window, filled: None) -> None:
+    page = window.open("/spend", user="vera")
+    page.get_by_role("link", name="30 days").click()
+    page.wait_for_url("**/spend?days=30")
+    expect(page.get_by_role("link", name="30 days")).to_have_attribute("aria-current", "true")
+    page.get_by_role("link", name="sven", exact=True).click()
+    page.wait_for_url("**/spend?owner=sven&from=*")
+    expect(page.get_by_role("table", name="Spending by owner").locator("tbody tr")).to_have_count(1)
+    expect(page.locator(".banner", has_text="without a price")).to_be_visible()
+    page.get_by_role("link", name="On our cluster").first.click()
+    page.wait_for_url(re.compile(r"/runs/[0-9a-f-]+/$"))

@@ -1,0 +1,88 @@
+"""The fleet and spending through the API."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from archipelago import fleet_rows
+from runs.models import Run
+from tests.browser import seed, seed_fleet, seed_spend
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def mixed() -> Run:
+    made = seed_fleet.mixed(seed.user("olga", "operator"))
+    seed_spend.orphans(made)
+    assert isinstance(made, Run)
+    return made
+
+
+def test_the_fleet(owner: Any, mixed: Run) -> None:
+    response = owner.get("/fleet")
+    assert response.status_code == 200
+    page = fleet_rows.FleetPage.of(response.json())
+    assert len(page.jobs) == 10
+    assert page.next is None
+    assert page.total.jobs == 10
+    assert [row.backend for row in page.backends][:2] == ["local", "modal"]
+    assert {pool.state for pool in page.pools} == {"action_required", "open"}
+    assert [job.cost_usd for job in page.orphans] == [None, pytest.approx(8.0)]
+
+
+def test_filters_and_pages(owner: Any, mixed: Run) -> None:
+    seen, before = [], {}
+    while True:
+        body = owner.get("/fleet", owner="olga", limit=4, **before).json()
+        seen += [job["replica"] for job in body["jobs"]]
+        if body["next"] is None:
+            break
+        before = {"before": body["next"]}
+    assert seen == list(range(9, -1, -1))
+    assert len(owner.get("/fleet", backend="modal").json()["jobs"]) == 3
+    assert owner.get("/fleet", state="nothing").json()["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    "query", [{"before": "x"}, {"limit": 0}, {"limit": 501}, {"state": "\x00"}]
+)
+def test_wrong_parameters_of_the_fleet(owner: Any, query: dict[str, Any]) -> None:
+    assert owner.get("/fleet", **query).status_code == 422
+
+
+def test_spending(owner: Any) -> None:
+    run = seed.run(seed.user("owner", "operator"), name="Priced", replicas=2, committed=1)
+    seed_spend.history(run, days=3, price=2.0, backend="modal", tags=["paper"])
+    body = owner.get("/spend").json()
+    row = fleet_rows.Spend.of(body)
+    assert len(row.days) == 7
+    assert row.total.usd == pytest.approx(sum(day.usd or 0 for day in row.days))
+    assert [(group.key, group.label) for group in row.runs] == [(str(run.pk), "Priced")]
+    assert row.now.usd_h == pytest.approx(4.0)
+    assert row.tags[0].key == "paper"
+    today = datetime.datetime.now(datetime.UTC).date()
+    one = owner.get("/spend", **{"from": str(today), "to": str(today)}).json()
+    assert [day["day"] for day in one["days"]] == [str(today)]
+    assert len(owner.get("/spend", days=30).json()["days"]) == 30
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"days": 0},
+        {"days": 367},
+        {"from": "2019-01-01"},
+        {"from": "soon"},
+        {"to": "9999-12-31"},
+        {"to": "0001-01-01"},
+        {"limit": 0},
+    ],
+)
+def test_wrong_parameters_of_spending(owner: Any, query: dict[str, Any]) -> None:
+    response = owner.get("/spend", **query)
+    assert response.status_code == 422
+    assert response.json()["errors"]
