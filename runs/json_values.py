@@ -33,12 +33,11 @@ def row_of(kind: Any, source: object, **own: Any) -> dict[str, Any]:
     A field is one of ``own``, or else the attribute of ``source`` with its name.
     """
     names = (field.name for field in fields(kind))
-    return {
-        name: own[name] if name in own else _json_value(getattr(source, name)) for name in names
-    }
+    return {name: own[name] if name in own else json_value(getattr(source, name)) for name in names}
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """The value of a column as a JSON value; a number that is not finite is null."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, float):

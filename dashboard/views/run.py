@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonR
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
 from dashboard.presentation.formats import exact
@@ -151,6 +152,7 @@ def origin_of(run: Run) -> Run | dict[str, Any]:
 
 @require_safe
 @never_cache
+@gzip_page
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """The snapshot; ``?curves=0`` leaves out the points, for charts that load their windows."""
     run = run_to_see(request, run_id)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Count, Exists, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from archipelago import rows
 from runs import live_stream
-from runs.json_values import finite, mapping, row_of
+from runs.json_values import finite, json_value, mapping, row_of
 from runs.metrics import charts, round_strips
 from runs.metrics.blocks import Points
 from runs.models import (
@@ -38,7 +40,14 @@ from runs.models import TelemetryCursor as Cursor
 from runs.permissions import can_view
 from runs.queries import rates
 from runs.queries.fleet import pool_rows, replica_rows
-from runs.states import REPLICA_ENDED, REPLICA_LIVE, RUN_ACTIVE, RUN_LIVE, RunState
+from runs.states import (
+    REPLICA_ENDED,
+    REPLICA_LIVE,
+    RUN_ACTIVE,
+    RUN_LIVE,
+    ContributionState,
+    RunState,
+)
 
 MAX_POINTS = 2000
 SNAPSHOT_POINTS = 500
@@ -48,7 +57,7 @@ ALL_POINTS = 100_000
 
 ROUNDS_LIMIT = 2000
 """Rounds in one response, the newest; ``since`` selects older ones."""
-SNAPSHOT_CONTRIBUTIONS = 6000
+SNAPSHOT_CONTRIBUTIONS = 4000
 """Contributions in a snapshot, which limits the rounds of runs with many replicas."""
 
 JOURNAL_RETRY_CAP = timedelta(minutes=5)
@@ -190,32 +199,40 @@ def round_rows(
     rounds = Round.objects.filter(run=run, number__gt=since)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
-    rounds = rounds.prefetch_related(
-        Prefetch(
-            "contributions",
-            queryset=Contribution.objects.select_related("replica").order_by("replica__number"),
-        )
-    )
     most = ROUNDS_LIMIT if limit is None else min(limit, ROUNDS_LIMIT)
     newest = list(rounds.order_by("-number")[:most])
-    return [_round_row(r) for r in reversed(newest)]
+    contributions = _contribution_rows(newest)
+    return [
+        row_of(
+            rows.Round,
+            r,
+            healing=round_strips.healing(bytes(r.outcomes)),
+            contributions=contributions.get(r.pk, []),
+        )
+        for r in reversed(newest)
+    ]
 
 
-def _round_row(r: Round) -> dict[str, Any]:
-    return row_of(
-        rows.Round,
-        r,
-        healing=round_strips.healing(bytes(r.outcomes)),
-        contributions=[
-            row_of(
-                rows.Contribution,
-                c,
-                replica=c.replica.number,
-                late_s=round_strips.late_s(r, c),
+def _contribution_rows(rounds: Iterable[Round]) -> dict[int, list[dict[str, Any]]]:
+    """Rows of contributions by the key of their round, in the order of the replicas.
+
+    A snapshot has thousands, and building their models would take most of its time.
+    """
+    round_of = {r.pk: r for r in rounds}
+    found: dict[int, list[dict[str, Any]]] = {}
+    names = [f.name for f in fields(rows.Contribution) if f.name not in ("replica", "late_s")]
+    columns = Contribution.objects.filter(round__in=round_of).order_by("replica__number")
+    for values in columns.values(*names, "round_id", "replica__number", "uploaded_at"):
+        key = values.pop("round_id")
+        number, uploaded_at = values.pop("replica__number"), values.pop("uploaded_at")
+        late = None
+        if values["state"] == ContributionState.LATE:
+            late = round_strips.late_s(
+                round_of[key], SimpleNamespace(**values, uploaded_at=uploaded_at)
             )
-            for c in r.contributions.all()
-        ],
-    )
+        row = {name: json_value(value) for name, value in values.items()}
+        found.setdefault(key, []).append({"replica": number, "late_s": late, **row})
+    return found
 
 
 def event_rows(run: Run, after_id: int = 0, limit: int = 100) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from typing import Any
 
@@ -60,6 +62,15 @@ def test_names_and_reasons_are_text(client: Client, run: Run) -> None:
     text = page(client, run)
     assert "<script>x" not in text
     assert "<b>why" not in text
+
+
+def test_snapshot_is_compressed(client: Client, run: Run) -> None:
+    url = reverse("run-snapshot", args=[run.pk])
+    plain, packed = client.get(url), client.get(url, headers={"accept-encoding": "gzip"})
+    assert packed["Content-Encoding"] == "gzip"
+    unpacked, body = json.loads(gzip.decompress(packed.content)), plain.json()
+    assert unpacked["rounds"] == body["rounds"]
+    assert len(packed.content) < len(plain.content) / 2
 
 
 def test_snapshot_has_what_the_store_reads(client: Client, run: Run) -> None:
