@@ -151,7 +151,7 @@ export function runPage() {
   addEventListener("popstate", () => {
     context.selected = Number(url.get("round")) || null;
     context.pool = Number(url.get("pool")) || null;
-    redraw(new Set(["rounds", "pools", "replicas"]));
+    if (store.run) redraw(new Set(["rounds", "pools", "replicas"])); // the first snapshot draws all
   });
 
   async function refresh() {

@@ -29,7 +29,7 @@ def test_first_chart_is_near_the_top(window: Window, site: Site) -> None:
     page.mouse.wheel(0, 900)
     expect(page.locator(".board-bar").first).to_be_in_viewport()
     assert page.evaluate("scrollY") > 0
-    assert box(page, ".run-bar")["y"] == box(page, ".topbar")["height"] - 1  # its border
+    assert box(page, ".run-bar")["y"] == box(page, ".topbar")["height"]
     assert page.locator(".run-bar").get_by_role("link", name="Runs").count() == 1
 
 
@@ -100,3 +100,15 @@ def test_startup_checklist_is_aligned(window: Window, site: Site) -> None:
     for part in ("b", "span"):
         assert len(set(items.locator(part).evaluate_all(TOPS))) == 1, part
     window.shoot(page, "checklist-wrapped", full=False)
+
+
+def test_back_before_the_first_snapshot(window: Window, site: Site) -> None:
+    """`window` fails for an exception in the page."""
+    page = window.open("/")
+    page.route("**/snapshot.json?*", lambda route: route.abort())
+    page.goto(f"/runs/{site.seed('committed=9')}/")
+    page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    page.unroute_all()
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    window.errors[:] = [error for error in window.errors if "ERR_FAILED" not in error]

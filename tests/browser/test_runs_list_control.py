@@ -83,7 +83,9 @@ def test_stop_all_above_ten_dollars_an_hour_takes_three_clicks(
     for click in clicks:
         click.click()
     expect(page.get_by_text("2 stopping")).to_be_visible()
-    stopped = "print(*Run.objects.filter(state='stopping').values_list('pk', flat=True))"
+    stopped = (
+        f"print(*Run.objects.filter(pk__in={runs}, state='stopping').values_list('pk', flat=True))"
+    )
     answer = site.python("from runs.models import Run\n" + stopped).split()
     assert sorted(answer) == sorted(runs[:2])
     assert len(clicks) == 3
