@@ -12,7 +12,7 @@ A block with a damaged or missing record, or with too many bytes, stays as it is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from diloco.protocol import keys
@@ -53,7 +53,8 @@ def pack_rounds(
             if packed is None:
                 _create(store, block)
             elif block + BLOCK - 1 <= deleted_up_to:
-                store.delete(sorted(filter(keys.parse_contribution_record, packed)))
+                for deleted in filter(None, _contributions(block, packed)):
+                    store.delete(deleted)
         except (BadRecord, ListingTooLong, ValueError) as error:
             log.warning(
                 "the records of rounds %d to %d are kept: %s", block, block + BLOCK - 1, error
@@ -97,9 +98,29 @@ def _read(store: Store, key: str) -> bytes:
         record = kind.from_bytes(data)
     except (MissingKey, NotAnObject, ObjectTooLarge, BadRecord) as error:
         raise BadRecord(f"{key}: {type(error).__name__}: {error}") from None
-    if _key_of(record) != key:
-        raise BadRecord(f"{key}: expected the record of this key, found that of {_key_of(record)}")
+    _check_key(key, record)
     return data
+
+
+def _contributions(block: int, packed: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Return the keys of the contribution records in a pack: those that a plan names, which are
+    deleted first, so that readers see from a plan that some are deleted; and the others. Raises
+    :class:`BadRecord` if the pack has no intact record of one of its keys, or no plan of a round.
+    """
+    planned: set[str] = set()
+    for n in range(block, block + BLOCK):
+        if keys.plan(n) not in packed:
+            raise BadRecord(f"{keys.round_pack(block)}: expected the plan of round {n}, found none")
+        planned.update(_planned(Plan.from_bytes(packed[keys.plan(n)])))
+    for key, data in packed.items():
+        _check_key(key, _kind_of(key).from_bytes(data))
+    found = sorted(filter(keys.parse_contribution_record, packed))
+    return [k for k in found if k in planned], [k for k in found if k not in planned]
+
+
+def _check_key(key: str, record: Record) -> None:
+    if (found := _key_of(record)) != key:
+        raise BadRecord(f"{key}: expected the record of this key, found that of {found}")
 
 
 def _kind_of(key: str) -> type[Commit | Plan | ContributionRecord]:
