@@ -38,7 +38,7 @@ def pack_rounds(
 
     ``rounds_kept`` rounds more are left as they are. Each call repeats what the calls after the
     last :data:`~diloco.training.checkpoint.SWEPT_AGAIN` checkpoints can have missed. ``check`` is
-    called before each block; its exception ends the call. Raises the store's errors.
+    called before each block and each read; its exception ends the call. Raises the store's errors.
     """
     rounds = manifest_rounds(store)
     if len(rounds) < 2:
@@ -51,7 +51,7 @@ def pack_rounds(
         try:
             packed = read_pack(store, block)
             if packed is None:
-                _create(store, block)
+                _create(store, block, check)
             elif block + BLOCK - 1 <= deleted_up_to:
                 for deleted in filter(None, _contributions(block, packed)):
                     store.delete(deleted)
@@ -67,20 +67,26 @@ def blocks(first: int, last: int) -> range:
     return range(begin, end, BLOCK)
 
 
-def _create(store: Store, block: int) -> None:
+def _create(store: Store, block: int, check: Callable[[], None]) -> None:
     """Create the pack of a block. Raises :class:`BadRecord` for a damaged or missing record, and
     :class:`ValueError` for too many bytes."""
+
+    def read_one(key: str) -> tuple[str, bytes]:
+        check()
+        return key, _read(store, key)
+
     numbers = range(block, block + BLOCK)
     listings = call_each(lambda n: store.list(keys.contributions(n)), numbers)
     sizes = {i.key: i.size_bytes for i in chain(*listings) if keys.parse_contribution_record(i.key)}
     if (size_bytes := sum(sizes.values())) > UNPACKED_LIMIT:
         raise ValueError(f"expected at most {UNPACKED_LIMIT} bytes, found {size_bytes}")
     decisions = [key for n in numbers for key in (keys.plan(n), keys.commit(n))]
-    read = dict(call_each(lambda key: (key, _read(store, key)), decisions))
+    read = dict(call_each(read_one, decisions))
     # A listing can be old, so the records that the plans name are read as well.
     plans = (Plan.from_bytes(read[keys.plan(n)]) for n in numbers)
     contributions = sorted({*sizes, *chain.from_iterable(map(_planned, plans))})
-    read |= call_each(lambda key: (key, _read(store, key)), contributions)
+    read |= call_each(read_one, contributions)
+    check()
     store.create(keys.round_pack(block), pack(block, read))
 
 

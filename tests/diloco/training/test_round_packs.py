@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -149,6 +149,23 @@ def test_a_process_that_dies_at_any_change_loses_nothing(store: Hooked, group: H
     assert deaths == 1 + 2 * BLOCK, "before the pack was created, and before each deletion"
     assert rounds_with_records(store)[0] == BLOCK + 1
     assert as_read(store, before) == before
+
+
+def test_a_call_ends_between_two_reads(store: Hooked, group: Harness) -> None:
+    for round in (BLOCK, BLOCK + 1):
+        checkpoint(store, round)
+    for lives_for in (0, 1, BLOCK, 3 * BLOCK, 4 * BLOCK + 1):
+        left = itertools.count(lives_for, -1)
+
+        def check(left: Iterator[int] = left) -> None:
+            if next(left) <= 0:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            pack_rounds(store, check=check)
+        assert not packs(store)
+    pack_rounds(store)
+    assert packs(store)
 
 
 def test_two_processes_pack_at_once(store: Hooked, group: Harness) -> None:
