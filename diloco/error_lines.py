@@ -39,13 +39,15 @@ def print_error(
 ) -> None:
     """Print an error to standard error: one line, after its traceback if ``verbose``.
 
-    ``uri`` is the store of the command, for the remedy; ``message`` replaces that of the error.
+    ``uri`` is the store of the command, for the remedy; ``message`` replaces that of the error. A
+    closed or full standard error is ignored, so that the exit code stays that of the error.
     """
     if uri:
         add_remedy(error, uri)
-    if verbose:
-        traceback.print_exception(error)
-    print(f"{kind}: {message or error_line(error)}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        if verbose:
+            traceback.print_exception(error)
+        print(f"{kind}: {message or error_line(error)}", file=sys.stderr, flush=True)
 
 
 def add_remedy(error: BaseException, uri: str) -> None:
@@ -59,22 +61,18 @@ def add_remedy(error: BaseException, uri: str) -> None:
         error.add_note(f"Check the URI and the credentials (AWS_ACCESS_KEY_ID, ...). {test}")
 
 
-class _OneLineHook:
-    """Prints ``error`` as one line if the program does not handle it; every other exception, and
-    all of a program that was started with ``-v``, as Python does."""
-
-    error: BaseException | None = None
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if error is self.error and not set(VERBOSE) & set(sys.argv[1:]):
-            print_error(error)
-        else:
-            sys.__excepthook__(kind, error, trace)
+_ONE_LINE = "_in_one_line"
+"""Attribute of an error that is printed as one line. The hook has no reference to the error: it
+would keep the frames of a handled one, and with them a model, until the program ends."""
 
 
-_hook = _OneLineHook()
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of :func:`in_one_line` that the program does not handle as one line; every
+    other exception, and all of a program that was started with ``-v``, as Python does."""
+    if getattr(error, _ONE_LINE, False) and not set(VERBOSE) & set(sys.argv[1:]):
+        print_error(error)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 @contextlib.contextmanager
@@ -86,5 +84,6 @@ def in_one_line(uri: str) -> Iterator[None]:
     except EXPECTED as error:
         add_remedy(error, uri)
         if sys.excepthook is sys.__excepthook__ or sys.excepthook is _hook:
-            _hook.error, sys.excepthook = error, _hook
+            setattr(error, _ONE_LINE, True)
+            sys.excepthook = _hook
         raise

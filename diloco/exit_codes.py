@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import sys
 import traceback
@@ -59,7 +61,8 @@ def exit_code_of(work: Callable[[], int], *, uri: str = "", verbose: bool = Fals
         is_outage = isinstance(error, StoreDenied) and permitted_before()
         return EX_TEMPFAIL if is_outage else EX_CONFIG
     except Exception:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a closed standard error
+            traceback.print_exc()
         return 1
 
 
@@ -69,11 +72,14 @@ def end_process(code: int) -> NoReturn:
     Finalization ends each daemon thread where it next needs the global interpreter lock. Inside an
     extension of C++ or Rust, for example where a request of the store hangs or a tensor is freed,
     this aborts the process with SIGABRT instead of ``code``. The functions of :mod:`atexit` are
-    called, and the output is flushed.
+    called, and the output is flushed, also that of C libraries.
     """
     try:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(OSError, ValueError):  # closed; the next one is flushed
+                stream.flush()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).fflush(None)
     finally:
         os._exit(code)

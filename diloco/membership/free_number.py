@@ -3,8 +3,10 @@
 The process takes the lowest number whose owner has ended or is dead, so that the saved state of
 that replica is resumed; without such a number, the lowest one that was never used. A number counts
 as in use once its lease or claim has changed while this process observed it, and its owner as dead
-once nothing has changed for the heartbeat timeout. Until each used number is one or the other, the
-process waits: a new replica of a running group for about one heartbeat.
+once nothing has changed for the heartbeat timeout, which begins again after a gap in which the
+store did not answer or this process was suspended: an owner cannot write in an outage either. Until
+each used number is one or the other, the process waits: a new replica of a running group for about
+one heartbeat.
 
 The number is taken by creating the claim of its next incarnation, which only one process can do. A
 process that loses goes on with another number and never claims the incarnation after the winner's,
@@ -131,13 +133,17 @@ class _Watch:
         self._clock = clock
         self._timeout_s = settings.heartbeat_timeout_s
         self._numbers = range(settings.max_replicas)
-        self._observer = Observer(store, clock=clock, timeout_s=self._timeout_s)
+        self._looked_s, self._steady_s = clock.monotonic(), float("-inf")
+        self._observer = Observer(
+            store, clock=clock, timeout_s=self._timeout_s, steady_since=lambda: self._steady_s
+        )
         self._claimed: dict[int, _Claimed] = {}
         self._has_looked = False
 
     def look(self) -> dict[int, _State]:
         """Read all claims and leases: two lists, and one GET for each lease. Return the states of
         the numbers that were ever used, in their order."""
+        self._note_gap()
         for info in self._store.list(keys.MEMBERS):
             if claim := keys.parse_claim(info.key):
                 self._note(*claim)
@@ -145,7 +151,14 @@ class _Watch:
                 self._note(beat[0], keys.incarnation_seq(beat[1]))
         self._has_looked = True
         self._observer.look()
+        self._note_gap()
         return {number: self._state(number) for number in sorted(self._claimed)}
+
+    def _note_gap(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._looked_s > self._timeout_s / 2:
+            self._steady_s = now_s
+        self._looked_s = now_s
 
     def _note(self, number: int, seq: int) -> None:
         known = self._claimed.get(number)
@@ -159,7 +172,8 @@ class _Watch:
             return _State.FREE
         if claimed.appeared or (has_lease and self._observer.has_changed(number)):
             return _State.IN_USE
-        is_silent = self._clock.monotonic() - claimed.since_s >= self._timeout_s
+        since_s = max(claimed.since_s, self._steady_s)
+        is_silent = self._looked_s - since_s >= self._timeout_s
         return _State.FREE if is_silent and not has_lease else _State.UNDECIDED
 
     def ask(self, undecided: list[int]) -> None:

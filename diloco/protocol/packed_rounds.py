@@ -156,11 +156,14 @@ def read_pack(store: Store, round: int, *, limit: int = UNPACKED_LIMIT) -> dict[
 class PackedRounds:
     """A store that also returns the records of rounds from their packs.
 
-    By default an object is read from its own key, and from the pack if it is not there: the newest
-    rounds have no pack. With ``packs_first`` it is the other way around, for a reader of the whole
-    log: it reads one object for each block, and does not list packed rounds.
+    By default an object is read from its own key, and a contribution record from the pack if it is
+    not there: the newest rounds have no pack, and plans and commits are never deleted, so that a
+    pack cannot decide a round that has none. With ``packs_first`` it is the other way around, for a
+    reader of the whole log: it reads one object for each block, and does not list packed rounds.
 
     The last pack read is kept; one with more than ``limit`` bytes raises :class:`PackTooLarge`.
+    That there was no pack is not kept for a contribution record without its own object: the block
+    can have been packed meanwhile.
     """
 
     def __init__(
@@ -170,7 +173,8 @@ class PackedRounds:
         self.uri, self.atomic_create = inner.uri, inner.atomic_create
         self._packs_first = packs_first
         self._limit = limit
-        self._pack: tuple[int, dict[str, bytes]] = (0, {})
+        self._pack: tuple[int, dict[str, bytes] | None] = (0, None)
+        """First round and records of the last pack; None if there was none."""
         self._refused: builtins.list[tuple[str, BadRecord]] = []
         self._lock = threading.Lock()
 
@@ -183,7 +187,9 @@ class PackedRounds:
         try:
             return self.inner.get(key, limit=limit)
         except MissingKey:
-            if self._packs_first or (data := self._packed_record(key)) is None:
+            if not (parsed := keys.parse_contribution_record(key)):
+                raise
+            if (data := self._read(parsed[0], again=True).get(key)) is None:
                 raise
             return data if limit is None else check_size(key, data, limit)
 
@@ -199,21 +205,25 @@ class PackedRounds:
 
     def packed(self, round: int) -> dict[str, bytes]:
         """Return the records of the pack that has ``round``; empty without a readable one."""
+        return self._read(round)
+
+    def _read(self, round: int, *, again: bool = False) -> dict[str, bytes]:
+        """Return the records of a pack; ``again`` looks for one that was not there before."""
         first = first_of_block(round)
         with self._lock:
-            if self._pack[0] != first:
-                records = None
+            if self._pack[0] != first or (again and self._pack[1] is None):
+                records: dict[str, bytes] | None = {}
                 try:
                     records = read_pack(self.inner, round, limit=self._limit)
                 except BadRecord as error:
                     self._refused.append((keys.round_pack(first), error))
-                self._pack = (first, records or {})
-            return self._pack[1]
+                self._pack = (first, records)
+            return self._pack[1] or {}
 
     def packed_contributions(self, round: int) -> tuple[str, ...]:
         """Return the keys of the packed contribution records of a round."""
         folder = keys.contributions(round)
-        return tuple(name for name in self.packed(round) if name.startswith(folder))
+        return tuple(name for name in self._read(round, again=True) if name.startswith(folder))
 
     def take_refused(self) -> tuple[tuple[str, BadRecord], ...]:
         """Return the packs that could not be read since the last call, with the reasons."""

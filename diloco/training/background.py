@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 CHECKPOINT, STATE, PACKS = "checkpoint", "replica state", "packs of old rounds"
 """The kinds of writes; one of each kind runs at a time."""
 POLL_S = 1.0
+OPTIONAL = (PACKS,)
+"""The kinds that are cancelled when the process ends: a later process continues them."""
 CANCELLED_S = 5.0
 """For how long a cancelled write is awaited. It ends at its next part, unless a request of the
 store hangs."""
@@ -44,7 +46,7 @@ class BackgroundWrites:
         self._longest_pause_s = longest_pause_s
         self._progress_s: dict[str, float] = {}
         self._running: dict[str, Future[None]] = {}
-        self._cancelled = False
+        self._cancelled: set[str] = set()
 
     def start(self, kind: str, write: Callable[[], None]) -> None:
         """Start a write, after the previous one of its kind."""
@@ -79,20 +81,22 @@ class BackgroundWrites:
     def check(self, kind: str) -> None:
         """Note progress of the write of this kind. Raises :class:`WriteCancelled` if the process
         gives up its writes. For the writes, before each part."""
-        if self._cancelled:
+        if kind in self._cancelled:
             raise WriteCancelled
         self._progress_s[kind] = self._clock.monotonic()
 
     def close(self, give_up: Callable[[], bool]) -> None:
-        """Wait for the writes until ``give_up`` returns True or one of them makes no progress, then
-        cancel them and wait for :data:`CANCELLED_S`. Failures are logged; readers ignore what is
-        incomplete."""
+        """Cancel the writes that are :data:`OPTIONAL`. Wait for the others until ``give_up``
+        returns True or one of them makes no progress, then cancel them and wait for
+        :data:`CANCELLED_S`. Failures are logged; readers ignore what is incomplete."""
         writes = list(self._running.items())
-        while len(wait([write for _, write in writes], timeout=POLL_S).done) < len(writes):
+        self._cancelled.update(OPTIONAL)
+        needed = [(kind, write) for kind, write in writes if kind not in OPTIONAL]
+        while len(wait([write for _, write in needed], timeout=POLL_S).done) < len(needed):
             if give_up() or any(
-                self._has_stalled(kind) for kind, write in writes if not write.done()
+                self._has_stalled(kind) for kind, write in needed if not write.done()
             ):
-                self._cancelled = True
+                self._cancelled.update(kind for kind, _ in needed)
                 break
         hanging = wait(self._running.values(), timeout=CANCELLED_S).not_done
         for kind, write in writes:

@@ -12,7 +12,7 @@ A block with a damaged or missing record, or with too many bytes, stays as it is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from diloco.protocol import keys
@@ -38,7 +38,7 @@ def pack_rounds(
 
     ``rounds_kept`` rounds more are left as they are. Each call repeats what the calls after the
     last :data:`~diloco.training.checkpoint.SWEPT_AGAIN` checkpoints can have missed. ``check`` is
-    called before each block; its exception ends the call. Raises the store's errors.
+    called before each block and each read; its exception ends the call. Raises the store's errors.
     """
     rounds = manifest_rounds(store)
     if len(rounds) < 2:
@@ -51,9 +51,10 @@ def pack_rounds(
         try:
             packed = read_pack(store, block)
             if packed is None:
-                _create(store, block)
+                _create(store, block, check)
             elif block + BLOCK - 1 <= deleted_up_to:
-                store.delete(sorted(filter(keys.parse_contribution_record, packed)))
+                for deleted in filter(None, _contributions(block, packed)):
+                    store.delete(deleted)
         except (BadRecord, ListingTooLong, ValueError) as error:
             log.warning(
                 "the records of rounds %d to %d are kept: %s", block, block + BLOCK - 1, error
@@ -66,20 +67,26 @@ def blocks(first: int, last: int) -> range:
     return range(begin, end, BLOCK)
 
 
-def _create(store: Store, block: int) -> None:
+def _create(store: Store, block: int, check: Callable[[], None]) -> None:
     """Create the pack of a block. Raises :class:`BadRecord` for a damaged or missing record, and
     :class:`ValueError` for too many bytes."""
+
+    def read_one(key: str) -> tuple[str, bytes]:
+        check()
+        return key, _read(store, key)
+
     numbers = range(block, block + BLOCK)
     listings = call_each(lambda n: store.list(keys.contributions(n)), numbers)
     sizes = {i.key: i.size_bytes for i in chain(*listings) if keys.parse_contribution_record(i.key)}
     if (size_bytes := sum(sizes.values())) > UNPACKED_LIMIT:
         raise ValueError(f"expected at most {UNPACKED_LIMIT} bytes, found {size_bytes}")
     decisions = [key for n in numbers for key in (keys.plan(n), keys.commit(n))]
-    read = dict(call_each(lambda key: (key, _read(store, key)), decisions))
+    read = dict(call_each(read_one, decisions))
     # A listing can be old, so the records that the plans name are read as well.
     plans = (Plan.from_bytes(read[keys.plan(n)]) for n in numbers)
     contributions = sorted({*sizes, *chain.from_iterable(map(_planned, plans))})
-    read |= call_each(lambda key: (key, _read(store, key)), contributions)
+    read |= call_each(read_one, contributions)
+    check()
     store.create(keys.round_pack(block), pack(block, read))
 
 
@@ -97,9 +104,29 @@ def _read(store: Store, key: str) -> bytes:
         record = kind.from_bytes(data)
     except (MissingKey, NotAnObject, ObjectTooLarge, BadRecord) as error:
         raise BadRecord(f"{key}: {type(error).__name__}: {error}") from None
-    if _key_of(record) != key:
-        raise BadRecord(f"{key}: expected the record of this key, found that of {_key_of(record)}")
+    _check_key(key, record)
     return data
+
+
+def _contributions(block: int, packed: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Return the keys of the contribution records in a pack: those that a plan names, which are
+    deleted first, so that readers see from a plan that some are deleted; and the others. Raises
+    :class:`BadRecord` if the pack has no intact record of one of its keys, or no plan of a round.
+    """
+    planned: set[str] = set()
+    for n in range(block, block + BLOCK):
+        if keys.plan(n) not in packed:
+            raise BadRecord(f"{keys.round_pack(block)}: expected the plan of round {n}, found none")
+        planned.update(_planned(Plan.from_bytes(packed[keys.plan(n)])))
+    for key, data in packed.items():
+        _check_key(key, _kind_of(key).from_bytes(data))
+    found = sorted(filter(keys.parse_contribution_record, packed))
+    return [k for k in found if k in planned], [k for k in found if k not in planned]
+
+
+def _check_key(key: str, record: Record) -> None:
+    if (found := _key_of(record)) != key:
+        raise BadRecord(f"{key}: expected the record of this key, found that of {found}")
 
 
 def _kind_of(key: str) -> type[Commit | Plan | ContributionRecord]:

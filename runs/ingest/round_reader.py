@@ -61,7 +61,7 @@ def read_round(
     is_closed = commit is not None or bool(refused)
     if is_closed and plan is None:
         plan = _get(store, keys.plan(number), Plan, bad)
-    if is_closed and _lacks_planned(plan, names, known, replicas):
+    if is_closed and _lacks_deleted(plan, names, known, replicas):
         names = sorted({*names, *packs.packed_contributions(number)})
     # Sorted, so that the newest process of a replica that was relaunched during the round wins.
     listed = {
@@ -92,18 +92,19 @@ def read_round(
     )
 
 
-def _lacks_planned(
+def _lacks_deleted(
     plan: Plan | None, names: list[str], known: set[tuple[int, str]], replicas: frozenset[int]
 ) -> bool:
-    """Return whether a record that the plan names was neither listed nor read before: the records
-    of an old round are deleted after it was packed."""
+    """Return whether a record that the plan names, or that was read before, is not listed: the
+    records of an old round are deleted after it was packed, those that the plan names first."""
     listed = {parsed[1:] for key in names if (parsed := keys.parse_contribution_record(key))}
     planned = {
         (line.replica, line.incarnation)
         for line in (plan.contributions if plan is not None else ())
         if line.replica in replicas
     }
-    return bool(planned - listed - known)
+    read = {(replica, name) for replica, name in known if keys.is_incarnation(name)}
+    return not listed or bool((planned | read) - listed)
 
 
 def _get(store: Store, key: str, kind: type[R], bad: list[tuple[str, BadRecord]]) -> R | None:

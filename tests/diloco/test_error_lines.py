@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -132,6 +135,19 @@ def test_every_other_exception_of_the_program_keeps_its_traceback(
 ) -> None:
     refused(tmp_path)
     assert "Traceback" in printed(failure(ReplicaError("later")), capsys)
+
+
+@pytest.mark.usefixtures("_as_in_a_program")
+def test_a_handled_error_keeps_no_model_in_memory(tmp_path: Path) -> None:
+    def attempt() -> weakref.ref[nn.Module]:
+        model = nn.Linear(1, 1)
+        with contextlib.suppress(ReplicaError):
+            diloco.join(str(tmp_path), model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return weakref.ref(model)
+
+    found = attempt()
+    gc.collect()
+    assert found() is None
 
 
 def failure(error: Exception) -> Exception:

@@ -17,7 +17,7 @@ from diloco.membership.lease import Lease, claim_incarnation
 from diloco.protocol import keys
 from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
-from diloco.store.base import LocalStore
+from diloco.store.base import LocalStore, ObjectInfo
 from tests.diloco.clocks import FastClock, ManualClock
 from tests.diloco.membership.lease_harness import beat, write
 
@@ -206,3 +206,37 @@ def test_a_store_without_conditional_writes_needs_a_number(store: LocalStore) ->
         claim(store)
     given = claim_process(store, SETTINGS, 3, clock=ManualClock())
     assert given.replica == 3
+
+
+@pytest.mark.parametrize("request_number", [2, 3, 4, 5])
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_an_owner_that_was_silent_in_an_outage_keeps_its_number(
+    store: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+    request_number: int,
+    has_lease: bool,
+) -> None:
+    """The owner goes on after the outage, or has the time to while this process is suspended."""
+    process = claim_incarnation(store, 0, nonce="00000000")
+    clock, count, requests, outage = ManualClock(), 0, 0, True
+    listed = LocalStore.list
+
+    def next_beat() -> None:
+        nonlocal count
+        count += 1
+        write(store, beat(**vars(process), count=count))
+
+    def slow(self: LocalStore, prefix: str, **options: int) -> list[ObjectInfo]:
+        nonlocal requests, outage
+        requests += 1
+        found = listed(self, prefix, **options)
+        if requests == request_number:
+            clock.now_s += 4 * TIMEOUT_S
+            outage = False
+        return found
+
+    if has_lease:
+        next_beat()
+    clock.meanwhile = lambda: None if outage else next_beat()
+    monkeypatch.setattr(LocalStore, "list", slow)
+    assert claim(store, clock).replica == 1

@@ -26,6 +26,7 @@ from diloco.store.base import LocalStore, MissingKey, ObjectTooLarge
 
 FIRST = BLOCK + 1
 RECORD = keys.contribution_record(FIRST, 7, "00001-00000007")
+OTHER = keys.contribution_record(FIRST, 8, "00001-00000008")
 RECORDS = {keys.commit(FIRST): b"commit", keys.plan(FIRST): b"plan", RECORD: b"record"}
 
 
@@ -153,6 +154,35 @@ def test_a_damaged_pack_is_named_once_and_single_records_are_read(
     assert reader.get(RECORD) == b"single"
     for _ in range(2):
         with pytest.raises(MissingKey):
-            reader.get(keys.plan(FIRST))
+            reader.get(OTHER)
     assert [key for key, _ in reader.take_refused()] == [keys.round_pack(FIRST)]
     assert reader.take_refused() == ()
+
+
+def test_a_pack_decides_no_round(store: Counting) -> None:
+    """One that a hostile replica has written in advance has the commits of later rounds."""
+    store.put(keys.round_pack(FIRST), pack(FIRST, RECORDS))
+    reader = PackedRounds(store)
+    for key in (keys.commit(FIRST), keys.plan(FIRST)):
+        with pytest.raises(MissingKey):
+            reader.get(key)
+    assert keys.round_pack(FIRST) not in store.read, "the open round costs no more requests"
+
+
+@pytest.mark.parametrize("packs_first", [False, True])
+def test_a_block_that_is_packed_while_it_is_read_is_found(
+    store: Counting, packs_first: bool
+) -> None:
+    for key, data in RECORDS.items():
+        store.put(key, data)
+    reader = PackedRounds(store, packs_first=packs_first)
+    with pytest.raises(MissingKey):
+        reader.get(OTHER)
+    store.put(keys.round_pack(FIRST), pack(FIRST, RECORDS))
+    store.delete([RECORD])
+    assert reader.get(RECORD) == b"record"
+    reader = PackedRounds(LocalStore(store.root), packs_first=packs_first)
+    store.delete([keys.round_pack(FIRST)])
+    assert reader.packed(FIRST) == {}
+    store.put(keys.round_pack(FIRST), pack(FIRST, RECORDS))
+    assert reader.packed_contributions(FIRST) == (RECORD,)

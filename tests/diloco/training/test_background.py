@@ -18,7 +18,13 @@ from diloco.protocol import keys
 from diloco.protocol.records import ReplicaStateManifest
 from diloco.store.base import LocalStore, StoreDenied
 from diloco.store.multipart import Data, MakeParts
-from diloco.training.background import CHECKPOINT, STATE, BackgroundWrites, WriteCancelled
+from diloco.training.background import (
+    CHECKPOINT,
+    PACKS,
+    STATE,
+    BackgroundWrites,
+    WriteCancelled,
+)
 from diloco.training.checkpoint import manifest_rounds
 from diloco.training.local_progress import LocalProgress
 from diloco.training.post_round import PostRoundTasks
@@ -378,3 +384,26 @@ def test_a_replica_leaves_while_it_waits_for_a_write(
     group.wait()
     assert member.error is None
     assert ended[0] is False, "the replica did not wait for the write"
+
+
+def test_the_end_of_a_process_does_not_wait_for_packs() -> None:
+    """A later process continues them, and the result of a run is published after this."""
+    writes, cancelled, release = BackgroundWrites(), threading.Event(), threading.Event()
+
+    def pack() -> None:
+        while not release.wait(0.01):
+            try:
+                writes.check(PACKS)
+            except WriteCancelled:
+                cancelled.set()
+                raise
+
+    writes.start(PACKS, pack)
+    writes.start(CHECKPOINT, lambda: writes.check(CHECKPOINT))
+    closed = threading.Thread(target=writes.close, args=(lambda: False,), daemon=True)
+    closed.start()
+    closed.join(10)
+    try:
+        assert not closed.is_alive() and cancelled.is_set()
+    finally:
+        release.set()

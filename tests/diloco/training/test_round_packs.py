@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from diloco.protocol import keys
-from diloco.protocol.packed_rounds import BLOCK, PackedRounds, read_pack
+from diloco.protocol.packed_rounds import BLOCK, PackedRounds, pack, read_pack
 from diloco.protocol.records import BadRecord
 from diloco.store.base import Data, LocalStore, ObjectInfo, StoreUnavailable
 from diloco.training import round_packs
@@ -151,6 +151,23 @@ def test_a_process_that_dies_at_any_change_loses_nothing(store: Hooked, group: H
     assert as_read(store, before) == before
 
 
+def test_a_call_ends_between_two_reads(store: Hooked, group: Harness) -> None:
+    for round in (BLOCK, BLOCK + 1):
+        checkpoint(store, round)
+    for lives_for in (0, 1, BLOCK, 3 * BLOCK, 4 * BLOCK + 1):
+        left = itertools.count(lives_for, -1)
+
+        def check(left: Iterator[int] = left) -> None:
+            if next(left) <= 0:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            pack_rounds(store, check=check)
+        assert not packs(store)
+    pack_rounds(store)
+    assert packs(store)
+
+
 def test_two_processes_pack_at_once(store: Hooked, group: Harness) -> None:
     """Each time, the second one begins and ends while the first is about to change something."""
     before = records(store)
@@ -249,6 +266,38 @@ def test_a_block_with_too_many_bytes_stays_as_it_is(
     checkpoint(store, BLOCK + 1)
     pack_rounds(store)
     assert not packs(store)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: found | {record(3): b"no record"},
+        lambda found: found | {record(3): found[record(4)]},
+        lambda found: found | {keys.plan(3): found[keys.plan(4)]},
+        lambda found: {key: data for key, data in found.items() if key != keys.plan(3)},
+    ],
+)
+def test_nothing_is_deleted_beside_a_pack_of_other_records(
+    store: Hooked, group: Harness, spoil: Callable[[dict[str, bytes]], dict[str, bytes]]
+) -> None:
+    """Its digest is right, so only its records show that no packer wrote it."""
+    before = {k: data for k, data in records(store).items() if keys.round_of_record(k) in range(17)}
+    store.put(keys.round_pack(1), pack(1, spoil(before)))
+    for round in range(EVERY, BLOCK + 3 * EVERY + 1, EVERY):
+        checkpoint(store, round)
+        pack_rounds(store)
+    assert records(store).items() >= before.items()
+
+
+def test_records_that_a_plan_names_are_deleted_first(store: Hooked, group: Harness) -> None:
+    """Ingest looks into the pack of a round if a record that its plan names is not listed."""
+    group.contribute(3, 0, seq=2, payload=False)
+    unplanned, deleted = record(3, 0, 2), []
+    store.before = lambda verb, key: deleted.append(key)  # type: ignore[method-assign]
+    for round in range(EVERY, BLOCK + 2 * EVERY + 1, EVERY):
+        checkpoint(store, round)
+        pack_rounds(store)
+    assert len(deleted) == 1 + 2 * BLOCK + 1 and deleted[-1] == unplanned
 
 
 def test_nothing_is_deleted_beside_a_damaged_pack(store: Hooked, group: Harness) -> None:

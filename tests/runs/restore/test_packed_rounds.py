@@ -10,9 +10,10 @@ import pytest
 from diloco.protocol import keys
 from diloco.protocol.packed_rounds import BLOCK
 from diloco.training.round_packs import pack_rounds
+from runs.models import Contribution
 from runs.restore import read_ahead
 from tests.runs.restore.test_round_import import COMPARED, Log
-from tests.runs.run_harness import Clock
+from tests.runs.run_harness import Clock, incarnation
 
 pytestmark = pytest.mark.django_db
 
@@ -90,3 +91,24 @@ def test_a_damaged_pack_is_refused_by_its_key_and_stops_nothing(
     assert len(refused) == 1 and refused[0].startswith(f"{keys.round_pack(1)} refused: ")
     included = [c for c in result["Contribution"] if c["state"] == "included"]
     assert len(included) > 3 * BLOCK, "plans and commits stay"
+
+
+def test_a_late_contribution_is_ingested_after_its_record_was_deleted(log: Log) -> None:
+    """The server has read the planned contributions of the open round, and is away meanwhile."""
+    store, bucket = log.bucket.store, log.bucket
+    late = keys.contribution_record(2, 2, incarnation(2, 2))
+    commit, data = store.get(keys.commit(2)), store.get(late)
+    store.delete([keys.commit(2), late])
+    others = keys.contribution_record(2, 2, incarnation(2, 1))
+    store.delete([others])
+    log.ingest()
+    assert log.run.next_round == 2
+    assert {c.replica.number for c in Contribution.objects.filter(round__number=2)} == {0, 1}
+    store.put(late, data)
+    store.put(keys.commit(2), commit)
+    bucket.plan(2, [0, 1])
+    bucket.commit(2, [0, 1])
+    pack(log)
+    log.ingest()
+    found = Contribution.objects.get(round__number=2, replica__number=2)
+    assert (found.state, found.tokens) == ("late", 7)
