@@ -29,7 +29,7 @@ def test_first_chart_is_near_the_top(window: Window, site: Site) -> None:
     page.mouse.wheel(0, 900)
     expect(page.locator(".board-bar").first).to_be_in_viewport()
     assert page.evaluate("scrollY") > 0
-    assert box(page, ".run-bar")["y"] == box(page, ".topbar")["height"] - 1  # its border
+    assert box(page, ".run-bar")["y"] == box(page, ".topbar")["height"]
     assert page.locator(".run-bar").get_by_role("link", name="Runs").count() == 1
 
 
@@ -100,3 +100,22 @@ def test_startup_checklist_is_aligned(window: Window, site: Site) -> None:
     for part in ("b", "span"):
         assert len(set(items.locator(part).evaluate_all(TOPS))) == 1, part
     window.shoot(page, "checklist-wrapped", full=False)
+
+
+def test_rate_is_that_of_the_running_jobs(window: Window, site: Site) -> None:
+    """The price of a pool can change after its jobs were launched."""
+    run = site.python(
+        "from runs import models\n"
+        "from tests.browser import seed_fleet\n"
+        "run = seed_fleet.mixed(seed.user('olga', 'operator'), name='Rates')\n"
+        "models.ReplicaPool.objects.filter(run=run, backend='modal').update(price_usd_h=99.0)\n"
+        "print(run.pk)"
+    )
+    page = window.open(f"/runs/{run.strip()}/")
+    rate = page.locator('[data-s="rate"]')
+    expect(rate).to_have_text("$15.65/h +")
+    expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
+    site.publish(run.strip(), run={"usd_h": 3.5, "usd_h_known": True})
+    expect(rate).to_have_text("$3.50/h")
+    site.publish(run.strip(), run={"usd_h": 0.0, "usd_h_known": False})
+    expect(rate).to_have_text("")
