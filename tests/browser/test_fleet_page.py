@@ -92,6 +92,34 @@ def test_jobs_appear_and_change_without_a_reload(window: Window, site: Site, fil
     expect(page.get_by_role("link", name="Modal").first).to_be_focused()
 
 
+@pytest.mark.parametrize("selector", ["[data-job] time", "[data-job] a", ".pool-troubles"])
+def test_what_has_the_focus_does_not_stop_the_refresh(
+    window: Window, site: Site, filled: None, selector: str
+) -> None:
+    page = live(window)
+    place = page.locator(selector).first
+    place.focus()
+    old = page.locator(".sums").element_handle()
+    site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
+    old.wait_for_element_state("hidden")  # replaced
+    expect(place).to_be_focused()
+
+
+def test_a_refresh_keeps_what_was_scrolled(window: Window, site: Site, filled: None) -> None:
+    page = live(window)
+    page.evaluate(
+        "() => { const low = new CSSStyleSheet();"
+        "  low.replaceSync('.pool-troubles { max-height: 40px; overflow: auto; }');"
+        "  document.adoptedStyleSheets = [low]; }"
+    )
+    pools = page.locator(".pool-troubles")
+    pools.evaluate("(list) => list.scrollTo(0, 30)")
+    old = page.locator(".sums").element_handle()
+    site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
+    old.wait_for_element_state("hidden")
+    assert pools.evaluate("(list) => list.scrollTop") == 30
+
+
 def test_without_a_script(window: Window, filled: None) -> None:
     window.open("/fleet", user="vera")  # signs in
     context = window.browser.new_context(
