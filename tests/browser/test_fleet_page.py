@@ -120,6 +120,17 @@ def test_a_refresh_keeps_what_was_scrolled(window: Window, site: Site, filled: N
     assert pools.evaluate("(list) => list.scrollTop") == 30
 
 
+def test_back_shows_the_filters_of_the_address(window: Window, filled: None) -> None:
+    page = live(window)
+    backend = page.get_by_role("combobox", name="Backend")
+    backend.select_option("modal")
+    page.wait_for_url("**/fleet?backend=modal")
+    page.go_back()
+    page.wait_for_url("**/fleet")
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    expect(backend).to_have_value("")
+
+
 def test_without_a_script(window: Window, filled: None) -> None:
     window.open("/fleet", user="vera")  # signs in
     context = window.browser.new_context(
