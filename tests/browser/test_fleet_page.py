@@ -41,6 +41,15 @@ def test_layout(window: Window, filled: None, width: int, scheme: str) -> None:
     assert overflow(page) <= 0
 
 
+@pytest.mark.parametrize("width", [1600, 1280, 1080, 1079, 390])
+def test_backends_stay_in_their_card(window: Window, filled: None, width: int) -> None:
+    page = window.open("/fleet", user="vera", width=width)
+    card = page.get_by_role("region", name="Backends")
+    expect(card).to_contain_text("unknown")
+    wide = "(card) => card.querySelector('table').offsetWidth - card.clientWidth"
+    assert card.evaluate(wide) <= 0
+
+
 def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) -> None:
     page = live(window, "?owner=fred")
     expect(trouble_of(page)).to_contain_text("InsufficientInstanceCapacity")
