@@ -140,6 +140,7 @@ _EXPECTED_TYPE = {
     "dict": "an object",
     "model": "an object",
     "uuid": "a UUID",
+    "date": "a day such as 2026-01-31",
     "datetime": "a time in ISO 8601",
 }
 

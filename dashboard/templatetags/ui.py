@@ -38,6 +38,7 @@ for _show in (
 ):
     register.filter(_show.__name__, _number(_show))
 register.filter("exact", formats.exact)
+register.filter("spent", formats.spent)
 register.filter("texts", texts)
 register.simple_tag(access.role_of, name="role")
 

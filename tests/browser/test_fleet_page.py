@@ -41,6 +41,15 @@ def test_layout(window: Window, filled: None, width: int, scheme: str) -> None:
     assert overflow(page) <= 0
 
 
+@pytest.mark.parametrize("width", [1600, 1280, 1080, 1079, 390])
+def test_backends_stay_in_their_card(window: Window, filled: None, width: int) -> None:
+    page = window.open("/fleet", user="vera", width=width)
+    card = page.get_by_role("region", name="Backends")
+    expect(card).to_contain_text("unknown")
+    wide = "(card) => card.querySelector('table').offsetWidth - card.clientWidth"
+    assert card.evaluate(wide) <= 0
+
+
 def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) -> None:
     page = live(window, "?owner=fred")
     expect(trouble_of(page)).to_contain_text("InsufficientInstanceCapacity")
@@ -90,6 +99,45 @@ def test_jobs_appear_and_change_without_a_reload(window: Window, site: Site, fil
     expect(page.locator("[data-job]", has_text="Fresh fleet")).to_contain_text("$7.50/h")
     assert page.evaluate("window.kept")
     expect(page.get_by_role("link", name="Modal").first).to_be_focused()
+
+
+@pytest.mark.parametrize("selector", ["[data-job] time", "[data-job] a", ".pool-troubles"])
+def test_what_has_the_focus_does_not_stop_the_refresh(
+    window: Window, site: Site, filled: None, selector: str
+) -> None:
+    page = live(window)
+    place = page.locator(selector).first
+    place.focus()
+    old = page.locator(".sums").element_handle()
+    site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
+    old.wait_for_element_state("hidden")  # replaced
+    expect(place).to_be_focused()
+
+
+def test_a_refresh_keeps_what_was_scrolled(window: Window, site: Site, filled: None) -> None:
+    page = live(window)
+    page.evaluate(
+        "() => { const low = new CSSStyleSheet();"
+        "  low.replaceSync('.pool-troubles { max-height: 40px; overflow: auto; }');"
+        "  document.adoptedStyleSheets = [low]; }"
+    )
+    pools = page.locator(".pool-troubles")
+    pools.evaluate("(list) => list.scrollTo(0, 30)")
+    old = page.locator(".sums").element_handle()
+    site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
+    old.wait_for_element_state("hidden")
+    assert pools.evaluate("(list) => list.scrollTop") == 30
+
+
+def test_back_shows_the_filters_of_the_address(window: Window, filled: None) -> None:
+    page = live(window)
+    backend = page.get_by_role("combobox", name="Backend")
+    backend.select_option("modal")
+    page.wait_for_url("**/fleet?backend=modal")
+    page.go_back()
+    page.wait_for_url("**/fleet")
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    expect(backend).to_have_value("")
 
 
 def test_without_a_script(window: Window, filled: None) -> None:

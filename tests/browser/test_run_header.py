@@ -112,3 +112,22 @@ def test_back_before_the_first_snapshot(window: Window, site: Site) -> None:
     page.unroute_all()
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     window.errors[:] = [error for error in window.errors if "ERR_FAILED" not in error]
+
+
+def test_rate_is_that_of_the_running_jobs(window: Window, site: Site) -> None:
+    """The price of a pool can change after its jobs were launched."""
+    run = site.python(
+        "from runs import models\n"
+        "from tests.browser import seed_fleet\n"
+        "run = seed_fleet.mixed(seed.user('olga', 'operator'), name='Rates')\n"
+        "models.ReplicaPool.objects.filter(run=run, backend='modal').update(price_usd_h=99.0)\n"
+        "print(run.pk)"
+    )
+    page = window.open(f"/runs/{run.strip()}/")
+    rate = page.locator('[data-s="rate"]')
+    expect(rate).to_have_text("$15.65/h +")
+    expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
+    site.publish(run.strip(), run={"usd_h": 3.5, "usd_h_known": True})
+    expect(rate).to_have_text("$3.50/h")
+    site.publish(run.strip(), run={"usd_h": 0.0, "usd_h_known": False})
+    expect(rate).to_have_text("")

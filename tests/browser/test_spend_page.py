@@ -63,3 +63,16 @@ def test_period_filter_and_links(window: Window, filled: None) -> None:
     expect(page.locator(".banner", has_text="without a price")).to_be_visible()
     page.get_by_role("link", name="On our cluster").first.click()
     page.wait_for_url(re.compile(r"/runs/[0-9a-f-]+/$"))
+
+
+def test_back_shows_the_period_of_the_address(window: Window, filled: None) -> None:
+    page = window.open("/spend", user="vera")
+    first = page.get_by_label("From")
+    shown = first.input_value()
+    first.fill("2026-01-31")
+    page.get_by_label("To").fill("2026-01-31")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/spend?from=2026-01-31*")
+    page.go_back()
+    page.wait_for_url("**/spend")
+    expect(first).to_have_value(shown)

@@ -73,6 +73,17 @@ def test_snapshot_is_compressed(client: Client, run: Run) -> None:
     assert len(packed.content) < len(plain.content) / 2
 
 
+def test_cost_without_javascript_is_that_of_the_list(client: Client, run: Run) -> None:
+    Run.objects.filter(pk=run.pk).update(cost_usd=12.345)
+    for price, shown in ((None, "$12.35 +"), (1.0, "$12.35")):
+        run.pools.update(price_usd_h=price)
+        cost = re.search(
+            r'data-s="cost">([^<]*)</b> <span data-s="budget">([^<]*)', page(client, run)
+        )
+        assert cost is not None
+        assert cost.groups() == (shown, "spent")
+
+
 def test_snapshot_has_what_the_store_reads(client: Client, run: Run) -> None:
     body = client.get(reverse("run-snapshot", args=[run.pk])).json()
     assert set(body) >= {"run", "replicas", "rounds", "events", "points", "cursor"}

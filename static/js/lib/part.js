@@ -1,23 +1,28 @@
 // A part of a page that the server renders, fetched again when something changed: ?part=1.
 
-import { $, $$ } from "./dom.js";
+import { $$ } from "./dom.js";
 import { getHTML } from "./live.js";
 import { tickTimes } from "./times.js";
 
-/** The name by which a link or the button of an action is found again after it was replaced. */
-const nameOf = (element) => element.closest("[data-act]")?.dataset.act ?? element.getAttribute("href");
+const FOCUSABLE = "a, time, [tabindex], [data-act] button";
+const SCROLLED = "[tabindex][aria-labelledby]";
 
-/** Keep the focus, and the position of a scrolled table. Nothing is replaced while text is selected
+/** The name by which a link, a time, a scrolled part or the button of an action is found again after it was replaced. */
+const nameOf = (element) =>
+  element.closest("[data-act]")?.dataset.act ??
+  ["href", "datetime", "aria-labelledby"].map((name) => element.getAttribute(name)).find(Boolean);
+
+/** Keep the focus, and the position of scrolled parts. Nothing is replaced while text is selected
  *  in it, or while something else in it has the focus. */
 function replace(place, content) {
   const focused = place.contains(document.activeElement) ? document.activeElement : null;
   const name = focused && nameOf(focused);
-  const same = () => $$("a, [data-act] button", place).filter((element) => nameOf(element) === name);
+  const same = () => $$(FOCUSABLE, place).filter((element) => nameOf(element) === name);
   if ((focused && !name) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
   const index = same().indexOf(focused);
-  const left = $("[data-scroll]", place)?.scrollLeft;
+  const positions = new Map($$(SCROLLED, place).map((part) => [nameOf(part), [part.scrollLeft, part.scrollTop]]));
   place.replaceChildren(content);
-  if (left) $("[data-scroll]", place)?.scrollTo(left, 0);
+  for (const part of $$(SCROLLED, place)) part.scrollTo(...(positions.get(nameOf(part)) ?? [0, 0]));
   if (focused) same()[index]?.focus({ preventScroll: true });
   tickTimes(place);
 }

@@ -7,12 +7,12 @@ import { look, RUN_ENDED, RUN_STOPPABLE } from "../lib/states.js";
 
 export function header({ store, page }) {
   const at = Object.fromEntries($$("[data-s]", page).map((element) => [element.dataset.s, element]));
-  const clocks = () => store.run && tick(store.run, store.poolRows(), at);
+  const clocks = () => store.run && tick(store.run, at);
   setInterval(clocks, 1000);
   setFraction(at.bar, Number(at.bar.dataset.fraction));
   stopping(store);
   return (changed) => {
-    if (!changed.has("run") && !changed.has("pools")) return;
+    if (!changed.has("run")) return;
     show(store.run, at);
     clocks();
   };
@@ -54,7 +54,7 @@ function progress(run) {
 }
 
 /** Update the figures that depend on the time. Those that hold only now are hidden once the data are out of date. */
-function tick(run, pools, at) {
+function tick(run, at) {
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   setText(at.elapsed, format.elapsed((end - Date.parse(run.created_at)) / 1000));
   setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(run.created_at)}`);
@@ -64,9 +64,8 @@ function tick(run, pools, at) {
   // The estimate dates from the last commit.
   setText(at.eta, known(run.eta_s) ? `${format.elapsed(run.eta_s)} left` : "");
   setText(at.speed, known(run.tokens_per_s) ? `${format.count(run.tokens_per_s)} tokens/s` : "");
-  const prices = pools.filter((pool) => pool.live && pool.price_usd_h);
-  const usd_h = prices.reduce((sum, pool) => sum + pool.live * pool.price_usd_h, 0);
-  setText(at.rate, known(usd_h || null) ? `${format.money(usd_h)}/h` : "");
+  const more = run.usd_h_known ? "" : " +";
+  setText(at.rate, known(run.usd_h || null) ? `${format.money(run.usd_h)}/h${more}` : "");
   at.as_of.hidden = !stale || !run.last_seen_at;
   at.as_of.parentElement.toggleAttribute("data-stale", stale);
   if (stale) setText(at.as_of, `As of ${format.ago(format.secondsSince(run.last_seen_at))}`);

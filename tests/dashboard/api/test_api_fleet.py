@@ -86,3 +86,9 @@ def test_wrong_parameters_of_spending(owner: Any, query: dict[str, Any]) -> None
     response = owner.get("/spend", **query)
     assert response.status_code == 422
     assert response.json()["errors"]
+
+
+@pytest.mark.parametrize("text", ["x", "2026-02-30", "2026-01-31T01:00", ""])
+def test_a_wrong_day_is_named(owner: Any, text: str) -> None:
+    detail = owner.get("/spend", **{"from": text}).json()["detail"]
+    assert detail == f"from: expected a day such as 2026-01-31, found {text!r}"
