@@ -180,7 +180,7 @@ export function heatmap(context, card) {
     for (let i = 0; i < look.width; i += 7) pen.fillRect(i, Math.round(line), 4, 1);
   }
 
-  const ended = () => RUN_ENDED.has(store.run.state);
+  const ended = () => RUN_ENDED.has(store.run?.state);
   const speak = () => setText(announcement, cursor ? reading() : summary());
 
   function summary() {

@@ -243,7 +243,7 @@ export function roundsTable(context, place) {
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
     more.hidden = rows.length === rounds.length;
-    setText(empty, RUN_ENDED.has(store.run.state) ? "No rounds." : "No rounds yet.");
+    setText(empty, RUN_ENDED.has(store.run?.state) ? "No rounds." : "No rounds yet.");
     setText(more.firstElementChild, `Show all ${rounds.length} rounds`);
     if (context.page.dataset.tab !== "rounds") return;
     keyed(body, rows, (row) => row.number,

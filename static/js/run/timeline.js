@@ -132,7 +132,7 @@ export function timeline(context, card) {
     }
     if (data.replicas) delete at.chart.dataset.empty;
     else {
-      at.chart.dataset.empty = RUN_ENDED.has(store.run.state)
+      at.chart.dataset.empty = RUN_ENDED.has(store.run?.state)
         ? "The run ended before a replica finished a round"
         : "Bars appear after the first committed round";
     }
