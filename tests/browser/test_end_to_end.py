@@ -83,7 +83,7 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
         expect(value).to_contain_text(unit)
         expect(value).to_contain_text(re.compile(r"[1-9]"))
     gpu = page.locator('[data-plot="gpu"] [data-chart]')
-    expect(gpu).to_have_attribute("data-empty", "No replica has reported a GPU")
+    expect(gpu).to_have_attribute("data-empty", "The run ended without data for this chart")
     window.shoot(page, "end-to-end-system")
     page.get_by_role("link", name="Checkpoints").click()
     final = page.locator("table.checkpoints tbody tr", has_text="Final")
