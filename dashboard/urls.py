@@ -56,6 +56,7 @@ urlpatterns = [
     path("runs/<uuid:run_id>/snapshot.json", run.snapshot, name="run-snapshot"),
     path("runs/<uuid:run_id>/series.json", charts.series, name="run-series"),
     path("runs/<uuid:run_id>/rounds/<int:number>.json", charts.one_round, name="run-round"),
+    path("runs/<uuid:run_id>/rounds.json", charts.rounds_before, name="run-rounds"),
     path("runs/<uuid:run_id>/heatmap.json", charts.heatmap, name="run-heatmap"),
     path("runs/<uuid:run_id>/timeline.json", charts.bars, name="run-timeline"),
     path("runs/<uuid:run_id>/logs.json", run.logs, name="run-logs"),

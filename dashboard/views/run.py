@@ -157,7 +157,9 @@ def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """The snapshot; ``?curves=0`` leaves out the points, for charts that load their windows."""
     run = run_to_see(request, run_id)
     body = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
-    return JsonResponse(body | {"silent_since": silent_since(run)})
+    return JsonResponse(
+        body | {"silent_since": silent_since(run)}, json_dumps_params={"separators": (",", ":")}
+    )
 
 
 @require_safe

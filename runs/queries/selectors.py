@@ -38,7 +38,7 @@ from runs.models import (
 )
 from runs.models import TelemetryCursor as Cursor
 from runs.permissions import can_view
-from runs.queries import rates
+from runs.queries import rates, round_summaries
 from runs.queries.fleet import pool_rows, replica_rows
 from runs.states import (
     REPLICA_ENDED,
@@ -57,8 +57,8 @@ ALL_POINTS = 100_000
 
 ROUNDS_LIMIT = 2000
 """Rounds in one response, the newest; ``since`` selects older ones."""
-SNAPSHOT_CONTRIBUTIONS = 4000
-"""Contributions in a snapshot, which limits the rounds of runs with many replicas."""
+RESPONSE_CONTRIBUTIONS = 4000
+"""Contributions in one response, which limits the rounds of runs with many replicas."""
 
 JOURNAL_RETRY_CAP = timedelta(minutes=5)
 """The longest delay between retries of a failed journal write (:mod:`runs.ingest.journal`)."""
@@ -187,20 +187,17 @@ def round_rows(
     since: int = 0,
     *,
     numbers: Iterable[int] | None = None,
-    limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of rounds, oldest first.
+    """Rows of the newest :data:`ROUNDS_LIMIT` rounds, oldest first.
 
     Args:
         since: only rounds after this number.
         numbers: only these rounds.
-        limit: only this many of the newest rounds, at most :data:`ROUNDS_LIMIT`.
     """
     rounds = Round.objects.filter(run=run, number__gt=since)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
-    most = ROUNDS_LIMIT if limit is None else min(limit, ROUNDS_LIMIT)
-    newest = list(rounds.order_by("-number")[:most])
+    newest = list(rounds.order_by("-number")[:ROUNDS_LIMIT])
     contributions = _contribution_rows(newest)
     return [
         row_of(
@@ -216,7 +213,7 @@ def round_rows(
 def _contribution_rows(rounds: Iterable[Round]) -> dict[int, list[dict[str, Any]]]:
     """Rows of contributions by the key of their round, in the order of the replicas.
 
-    A snapshot has thousands, and building their models would take most of its time.
+    A response has thousands, and building their models would take most of its time.
     """
     round_of = {r.pk: r for r in rounds}
     found: dict[int, list[dict[str, Any]]] = {}
@@ -348,7 +345,7 @@ def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
         "run": run_header(run),
         "pools": pool_rows(run),
         "replicas": replicas,
-        "rounds": round_rows(run, limit=SNAPSHOT_CONTRIBUTIONS // max(len(replicas), 1)),
+        "rounds": round_summaries.summaries(run, replicas=len(replicas)),
         "events": event_rows(run),
         "points": all_points(run) if curves else [],
         "cursor": cursor,

@@ -71,6 +71,12 @@ class RunStore {
     if (changed.size) this.#notify(changed);
   }
 
+  /** Older rounds than those of the snapshot. */
+  addRounds(rows) {
+    for (const row of rows) if (!this.rounds.has(row.number)) this.rounds.set(row.number, row);
+    this.#notify(new Set(["rounds"]));
+  }
+
   #notify(changed) {
     for (const listener of this.#listeners) listener(changed);
   }

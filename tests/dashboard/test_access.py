@@ -30,6 +30,7 @@ PAGES = {
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-round": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-rounds": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),

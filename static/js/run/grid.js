@@ -91,25 +91,42 @@ export class RoundGrid {
   late(i, k) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.late.get(i * this.#older.size + this.replicas[k]);
-    return this.#recent[i - older]?.contributions.find((c) => c.replica === this.replicas[k])?.late_s;
+    return this.#recent[i - older]?.late[this.replicas[k]];
   }
 
   /** Number of contributions included in round i. */
   given(i) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.given[i];
-    return this.#recent[i - older]?.contributions.filter((c) => c.state === "included").length ?? 0;
+    return this.#recent[i - older] ? included(this.#recent[i - older]) : 0;
   }
 
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;
-    const by = new Map((round.healing ?? []).map((replica) => [replica, "healing"]));
-    for (const { replica, state } of round.contributions) by.set(replica, state);
-    codes = Uint8Array.from(this.replicas, (replica) => code(by.get(replica), round.state));
+    codes = Uint8Array.from(this.replicas, (replica) => code(outcomeOf(round, replica), round.state));
     this.#codes.set(round, codes);
     return codes;
   }
+}
+
+/** The names of the digits in `outcomes` of a round. */
+const DIGITS = ["", "uploaded", "included", "late", "refused", "healing"];
+const INCLUDED = String(DIGITS.indexOf("included"));
+
+/** The outcome of a replica in a round; "" if it has not contributed. */
+export const outcomeOf = (round, replica) => DIGITS[round.outcomes[replica]] ?? "";
+
+/** Numbers of the replicas with that outcome. */
+export const withOutcome = (round, outcome) => {
+  const digit = String(DIGITS.indexOf(outcome));
+  return [...round.outcomes].flatMap((one, replica) => (one === digit ? [replica] : []));
+};
+
+function included({ outcomes }) {
+  let count = 0;
+  for (const digit of outcomes) if (digit === INCLUDED) count += 1;
+  return count;
 }
 
 function code(outcome, state) {

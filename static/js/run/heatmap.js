@@ -202,7 +202,7 @@ export function heatmap(context, card) {
     const replica = look.replicas[place];
     const outcome = OUTCOMES[code(cursor.column, cursor.row)];
     const late = grid.late(i, place);
-    const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
+    const why = store.rounds.get(number)?.reasons[replica] || WHY[outcome];
     const by = late ? ` by ${format.duration(late)}` : "";
     const label = outcome === "open" && ended() ? LABELS.missing : LABELS[outcome];
     return `${of}, replica ${replica}: ${label}${by}${why ? ` (${why})` : ""}`;
