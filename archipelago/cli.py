@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from archipelago import fleet_commands, read_commands, terminal, write_commands
+from archipelago import fleet_commands, read_commands, run_commands, terminal, write_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 
@@ -184,9 +184,26 @@ def _add_read_commands(commands: Subparsers) -> None:
     logs.add_argument("--replica", type=_counted(0, 99_999))
     logs.add_argument("--level", default="", choices=("debug", "info", "warning", "error"))
     logs.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
+    logs.add_argument(
+        "-o", "--output", metavar="FILE", help="write all matching lines; - is standard output"
+    )
+    logs.add_argument("--format", choices=("txt", "jsonl"), default="txt", help="of --output")
     _every(logs)
     commands.add_of_run("events", read_commands.events, "print the events of a run")
     commands.add_of_run("alerts", read_commands.alerts, "print the alerts of a run")
+    findings = commands.add_of_run(
+        "findings", run_commands.findings, "print what needs attention in a run"
+    )
+    _json(findings)
+    activity = commands.add_of_run(
+        "activity", run_commands.activity, "print the events and alerts of a run, newest first"
+    )
+    activity.add_argument("--source", default="", choices=("event", "alert"))
+    activity.add_argument("--level", default="", choices=("warning", "error"), help="or worse")
+    activity.add_argument("--replica", type=_counted(0, 99_999))
+    activity.add_argument("--grep", default="", metavar="TEXT", help="only rows with this text")
+    activity.add_argument("-n", "--limit", type=_counted(1, 1000), default=50)
+    _json(activity)
     export = commands.add_of_run(
         "export", read_commands.export, "write all rows of a table to a file"
     )

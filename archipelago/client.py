@@ -26,6 +26,7 @@ from archipelago.rows import (
     RunPage,
     Scaled,
 )
+from archipelago.run_page_rows import Activity, Finding
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -213,6 +214,33 @@ class Client:
 
     def export_stream(self, run: str, table: str, format: str) -> Iterator[bytes]:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
+
+    def findings(self, run: str) -> list[Finding]:
+        """What needs attention in the run now, the worst first."""
+        return [Finding.of(row) for row in self._get(f"/runs/{quote(run)}/findings")]
+
+    def activity(
+        self,
+        run: str,
+        *,
+        source: str = "",
+        level: str = "",
+        replica: int | None = None,
+        text: str = "",
+        limit: int = 200,
+    ) -> list[Activity]:
+        """Events and alerts, newest first. ``source`` is ``event`` or ``alert``; ``level`` is
+        ``warning`` (or worse) or ``error``."""
+        path = f"/runs/{quote(run)}/activity"
+        filters = {"source": source, "level": level, "replica": replica, "text": text}
+        return [Activity.of(row) for row in self._get(path, **filters, limit=limit)]
+
+    def log_file(
+        self, run: str, format: str, *, replica: int | None = None, level: str = "", text: str = ""
+    ) -> Iterator[bytes]:
+        """All log lines that match, as ``txt`` or ``jsonl``, in chunks."""
+        filters = {"replica": replica, "level": level, "text": text}
+        return self._http.stream(f"/runs/{quote(run)}/logs.{quote(format)}", filters)
 
     def alerts(self, run: str) -> list[Alert]:
         """Open alerts first, then the newest."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from archipelago import terminal
+from archipelago import run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Unreachable
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
@@ -187,6 +187,8 @@ def logs(client: Client, options: argparse.Namespace) -> int:
     """Print the newest lines; with ``-f`` also new ones until the run ends."""
     run = client.find(options.run)
     wanted = {"replica": options.replica, "level": options.level, "text": options.grep}
+    if options.output:
+        return run_commands.save_logs(client, run, options)
     colour = terminal.has_colour(sys.stdout)
     lines = client.logs(run.id, limit=options.lines, **wanted)
     last = 0

@@ -8,12 +8,14 @@ from dashboard import api
 from dashboard.live import views
 from dashboard.views import (
     account,
+    activity,
     alerts,
     auth,
     bulk,
     charts,
     checkpoints,
     compare,
+    drawer,
     fleet,
     health,
     lifecycle,
@@ -80,7 +82,10 @@ urlpatterns = [
         checkpoints.export,
         name="checkpoint-export",
     ),
-    path("runs/<uuid:run_id>/alerts", alerts.alerts, name="run-alerts"),
+    path("runs/<uuid:run_id>/activity", activity.activity_list, name="run-activity"),
+    path("runs/<uuid:run_id>/drawer/replica/<int:number>", drawer.replica, name="drawer-replica"),
+    path("runs/<uuid:run_id>/drawer/event/<int:number>", drawer.event, name="drawer-event"),
+    path("runs/<uuid:run_id>/findings", activity.findings_list, name="run-findings"),
     path(
         "runs/<uuid:run_id>/alerts/<int:alert_id>/acknowledge",
         alerts.acknowledge,

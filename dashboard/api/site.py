@@ -19,6 +19,7 @@ from dashboard.api import (
     lifecycle,
     problems,
     records,
+    run_page,
     runs,
     tools,
     views,
@@ -52,7 +53,7 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet):
+for part in (about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet):
     api.add_router("", part.router)
 
 

@@ -78,6 +78,7 @@ def summaries(
     numbers: Iterable[int] | None = None,
     before: int | None = None,
     replicas: int = 1,
+    most: int = MOST_ROUNDS,
 ) -> list[dict[str, Any]]:
     """Summaries of rounds, oldest first. Three queries.
 
@@ -85,9 +86,10 @@ def summaries(
         numbers: only these rounds.
         before: only the newest rounds below this number.
         replicas: number of replicas of the run, which limits the number of rounds.
+        most: only this many of the newest rounds.
     """
     rounds = Round.objects.filter(run=run)
-    limit = max(min(MOST_ROUNDS, MOST_OUTCOMES // max(replicas, 1)), 1)
+    limit = max(min(most, MOST_OUTCOMES // max(replicas, 1)), 1)
     if before is not None:
         rounds = rounds.filter(number__lt=before)
     if numbers is not None:

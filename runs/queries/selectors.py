@@ -277,10 +277,7 @@ def log_rows(
         level: one of :data:`LOG_LEVELS`: only lines of this level or worse.
         around: instead of the newest lines, those before and after the line with this ID.
     """
-    lines = lines_of(run, replica=replica, search=search).filter(id__gt=after_id)
-    if level in LOG_LEVELS:
-        names = LOG_LEVELS[level]
-        lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
+    lines = lines_of(run, replica=replica, search=search, least=level).filter(id__gt=after_id)
     if around is None:
         shown = list(lines.order_by("-id")[:limit])[::-1]
     else:
@@ -289,11 +286,15 @@ def log_rows(
     return [log_row(line) for line in shown]
 
 
-def lines_of(run: Run, *, replica: int | None, search: str) -> QuerySet[LogLine]:
-    """Log lines of a run, or of one replica, that contain a text."""
+def lines_of(run: Run, *, replica: int | None, search: str, least: str = "") -> QuerySet[LogLine]:
+    """Log lines of a run, or of one replica, that contain a text and have the level ``least``
+    (one of :data:`LOG_LEVELS`) or a worse one."""
     lines = LogLine.objects.filter(replica__run=run).select_related("replica")
     if replica is not None:
         lines = lines.filter(replica__number=replica)
+    if least in LOG_LEVELS:
+        names = LOG_LEVELS[least]
+        lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
     return lines.filter(message__icontains=search) if search else lines
 
 

@@ -39,7 +39,7 @@ PAGES = {
     "replicas": "/runs/{demo}/?tab=replicas",
     "logs": "/runs/{demo}/?tab=logs",
     "settings": "/runs/{demo}/?tab=settings",
-    "events": "/runs/{demo}/?tab=events",
+    "activity": "/runs/{demo}/?tab=activity",
     "long": "/runs/{long}/",
     "long-rounds": "/runs/{long}/?tab=rounds&round=239",
     "launching": "/runs/{new}/",

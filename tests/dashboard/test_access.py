@@ -31,6 +31,9 @@ PAGES = {
     "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-round": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-rounds": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-findings": ("get", SIGN_IN, OK, OK, OK, OK),
+    "drawer-replica": ("get", SIGN_IN, OK, OK, OK, OK),
+    "drawer-event": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -71,7 +74,7 @@ SENT = {
 }
 TESTED_ELSEWHERE = {
     *("runs-stream", "run-stream"),  # live/
-    *("run-alerts", "alert-acknowledge"),  # test_alerts_tab.py
+    *("run-activity", "alert-acknowledge"),  # test_alerts_tab.py
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
@@ -131,6 +134,10 @@ def address(name: str, run: Run) -> str:
         args.append(1)
     if name == "run-round":
         args.append(2)
+    if name == "drawer-replica":
+        args += [run.pk, 1]
+    if name == "drawer-event":
+        args += [run.pk, run.events.first().pk]
     if kind == "checkpoint":
         args += [run.pk, run.checkpoints.get().pk]
     if name == "pool-scale":

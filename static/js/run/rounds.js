@@ -32,8 +32,7 @@ export function roundDetail(context, card) {
   }
   function show() {
     const number = context.selected;
-    card.hidden = !number || round?.number !== number;
-    if (!card.hidden) card.replaceChildren(...detail(round, store.rounds.get(number), context));
+    if (number && round?.number === number) card.replaceChildren(...detail(round, store.rounds.get(number), context));
     if (number && store.run) ask(number);
   }
   return (changed) => changed.has("rounds") && show();

@@ -50,6 +50,9 @@ CALLS = {
     ("get", f"{RUN}/deletion"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", f"{RUN}/document"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/alerts"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/findings"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/activity"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/logs.txt"): (UNKNOWN, OK, OK, OK, OK),
     ("post", f"{RUN}/alerts/{{alert}}/acknowledge"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/compare?id={run}"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
@@ -101,6 +104,7 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("replicas/1", "replicas/{number}")
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
+            .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}"),
         )

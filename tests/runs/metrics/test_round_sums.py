@@ -19,8 +19,8 @@ ROUNDS, REPLICAS, TOOK_S = 400, 5, 10.0
 
 @pytest.fixture
 def run() -> Run:
-    """Rounds of 10 s: 6 s of compute, and 4 s of upload (replica 0) or waiting (the others). Replica
-    4 leaves after half of them; replica 3 is always last to upload."""
+    """Rounds of 10 s: 6 s of compute, and 4 s of upload (replica 0) or waiting (the others).
+    Replica 4 leaves after half of them; replica 3 is always last to upload."""
     run: Run = seed.run(seed.user("olga", "operator"), committed=0, replicas=REPLICAS)
     run.first_step_at = run.created_at
     run.save()
@@ -56,6 +56,7 @@ def whole(run: Run, columns: int = 200) -> Any:
 
 def test_cells_are_those_of_placed_phases(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     summed = whole(run)
+    monkeypatch.setattr(timeline, "MAX_BARS", 0)
     monkeypatch.setattr(timeline, "_summed", lambda run, n, c, e: timeline._placed(run, n, e))
     placed = whole(run)
     assert summed.cells is not None

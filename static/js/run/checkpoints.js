@@ -1,6 +1,6 @@
-// Tabs rendered by the server (alerts, checkpoints): fetched while they are open and can have changed.
+// The Checkpoints tab, rendered by the server: fetched while it is open and can have changed.
 
-import { $, setText } from "../lib/dom.js";
+import { $ } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
 
 /** `place` shows the fragment at `address`, for the state `key()`. */
@@ -37,20 +37,4 @@ export function checkpointList(context, place) {
   const key = () => [store.run.state, store.run.committed_rounds, store.events.size].join();
   const refresh = written(context, place, place.dataset.refresh, key);
   return () => store.run && refresh();
-}
-
-export function alertList(context, place) {
-  const { store, page } = context;
-  const badge = $("[data-alert-count]", page);
-  const link = badge.closest("a");
-  const key = () => [store.run.alerts, store.run.state, store.run.committed_rounds].join();
-  const refresh = written(context, place, place.dataset.alerts, key);
-  return (changed) => {
-    if (!store.run || !(changed.has("run") || changed.has("tab"))) return;
-    const count = store.run.alerts ?? 0;
-    badge.hidden = count === 0;
-    setText($("[data-n]", badge), String(count));
-    link.title = count ? `${count} unacknowledged` : "";
-    refresh();
-  };
 }
