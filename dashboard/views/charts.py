@@ -161,6 +161,8 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
     body = {
         "late": differences(grid.late_in * size + grid.late["replica"].astype(np.int64)),
         "late_ds": np.rint(grid.late["late_s"] * 10).astype(np.int64).tolist(),
+        "at_ds": differences(np.rint(grid.committed * 10).astype(np.int64)),
+        "tokens": differences(grid.tokens),
         "numbers": differences(np.array(grid.numbers, dtype=np.int64)),
         "kinds": kinds,
         "states": "".join(str(kinds.index(state)) for state in grid.states),

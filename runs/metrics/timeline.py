@@ -46,6 +46,8 @@ class Outcomes:
     Attributes:
         numbers: numbers of the rounds.
         states: states of the rounds.
+        committed: wall times of the commits; 0 where unknown.
+        tokens: tokens of the run after each round.
         outcomes: round x replica, indices into OUTCOMES.
         late: entries of late contributions with a known delay.
         late_in: for each of them, the index of its round.
@@ -53,6 +55,8 @@ class Outcomes:
 
     numbers: list[int]
     states: list[str]
+    committed: NDArray[np.float64]
+    tokens: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
     late: NDArray[Any]
     late_in: NDArray[np.int64]
@@ -154,20 +158,25 @@ class Timeline:
     counted: int
 
 
+_OUTCOME_COLUMNS = ("number", "state", "outcomes", "lateness", "committed_at", "tokens_total")
+
+
 def outcomes(run: Run, *, below: int | None = None) -> Outcomes:
     """Outcomes of all rounds, or of those with numbers below ``below``. One query."""
     rounds = Round.objects.filter(run=run).order_by("number")
     if below is not None:
         rounds = rounds.filter(number__lt=below)
-    rows = list(rounds.values_list("number", "state", "outcomes", "lateness"))
+    rows = list(rounds.values_list(*_OUTCOME_COLUMNS))
     size = max((len(row[2]) for row in rows), default=0)
     matrix = np.zeros((len(rows), size), dtype=np.uint8)
-    for i, (_, _, strip, _) in enumerate(rows):
+    for i, (_, _, strip, *_) in enumerate(rows):
         matrix[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
     late = [bytes(row[3]) for row in rows]
     return Outcomes(
         numbers=[row[0] for row in rows],
         states=[str(row[1]) for row in rows],
+        committed=np.array([row[4].timestamp() if row[4] else 0.0 for row in rows]),
+        tokens=np.array([row[5] for row in rows], dtype=np.int64),
         outcomes=matrix,
         late=np.frombuffer(b"".join(late), dtype=LATE),
         late_in=np.repeat(np.arange(len(rows)), [len(one) // LATE.itemsize for one in late]),

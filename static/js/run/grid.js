@@ -11,7 +11,7 @@ const OPEN = new Set(["collecting", "planned"]);
 
 export class RoundGrid {
   replicas = [];
-  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], late: new Map() };
+  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], at: [], tokens: [], late: new Map() };
   #recent = [];
   #codes = new WeakMap(); // a round of the store -> its codes
   #asked = false;
@@ -46,6 +46,8 @@ export class RoundGrid {
         codes: new Uint8Array(outcomes.length),
         size: replicas,
         given: [],
+        at: cumulative(answer.at_ds).map((value) => value / 10),
+        tokens: cumulative(answer.tokens),
         late: new Map(answer.late.map((step, i) => [(place += step), answer.late_ds[i] / 10])),
       };
       for (let i = 0; i < batch.numbers.length; i++) {
@@ -73,6 +75,20 @@ export class RoundGrid {
     if (i < older) return this.#older.numbers[i];
     const last = this.#recent.length - 1;
     return this.#recent[i - older]?.number ?? (this.#recent[last]?.number ?? 0) + i - older - last;
+  }
+
+  /** When round i was committed (Unix seconds); null if it is not. */
+  at(i) {
+    const older = this.#older.numbers.length;
+    if (i < older) return this.#older.at[i] || null;
+    const time = Date.parse(this.#recent[i - older]?.committed_at);
+    return Number.isFinite(time) ? time / 1000 : null;
+  }
+
+  /** Tokens of the run after round i; null if unknown. */
+  tokens(i) {
+    const older = this.#older.numbers.length;
+    return (i < older ? this.#older.tokens[i] : this.#recent[i - older]?.tokens_total) || null;
   }
 
   /** Index in OUTCOMES for replica k in round i. */
@@ -122,6 +138,12 @@ export const withOutcome = (round, outcome) => {
   const digit = String(DIGITS.indexOf(outcome));
   return [...round.outcomes].flatMap((one, replica) => (one === digit ? [replica] : []));
 };
+
+/** Values from their differences. */
+function cumulative(steps) {
+  let value = 0;
+  return steps.map((step) => (value += step));
+}
 
 function included({ outcomes }) {
   let count = 0;
