@@ -13,7 +13,7 @@ import { replicaSwatch } from "../lib/palette.js";
 import { roundStrip } from "./strip.js";
 
 const DEFAULT_SMOOTH = 0.6;
-const POINTS = 4000;
+const POINTS = { least: 600, most: 4000, perPixel: 3 }; // requested for a chart of its width
 const FRESH = 600; // live points after which a chart is fetched again
 const AGAIN_MS = 3000; // minimum interval between fetches
 const ZOOMED = "zoomed"; // state of a history entry that a zoom made
@@ -81,11 +81,14 @@ export function board(context, place) {
     };
   }
 
+  const pointsFor = ({ at: { chart } }) =>
+    clamp(Math.round(chart.clientWidth * POINTS.perPixel), POINTS.least, POINTS.most);
+
   async function ask(chart) {
     const request = { fresh: 0, at: performance.now(), late: [] };
     asked.set(chart, request);
     const { x, from, to } = self.view;
-    const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: POINTS });
+    const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: pointsFor(chart) });
     if (from !== null) query.set("from", from);
     if (to !== null) query.set("to", to);
     if (chart.spec.last) query.set("last", 1);

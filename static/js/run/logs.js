@@ -80,7 +80,7 @@ export function logLines({ store, page }, card) {
   box.addEventListener("scroll", showState);
   document.addEventListener("visibilitychange", load);
   return (changed) => {
-    if (changed.has("replicas")) {
+    if (page.dataset.tab === "logs" && (changed.has("replicas") || changed.has("tab"))) {
       for (const { number } of store.replicaRows()) {
         if ($(`option[value="${number}"]`, asked.replica)) continue;
         const selected = String(number) === url.get("replica");
