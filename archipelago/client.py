@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
+from archipelago.frame_client import FrameClient
 from archipelago.login import check_url, read_login
 from archipelago.rows import (
     Alert,
@@ -33,7 +34,7 @@ SHORTEST = 4
 """Minimum length of an id prefix that identifies a run."""
 
 
-class Client:
+class Client(FrameClient):
     """Methods of the API: ``client.submit(document)``, ``client.watch(run.id)`` and so on.
 
     Every method raises :class:`~archipelago.errors.ApiError` if the server is unreachable or

@@ -22,7 +22,7 @@ from runs.ingest import ingest_pass
 from runs.log_context import about
 from runs.models import ReplicaPool
 from runs.queries import selectors
-from runs.reconcile import bucket_writes, launch, orphan_reaper, reconciler
+from runs.reconcile import bucket_writes, budgets, launch, orphan_reaper, reconciler
 from runs.restore import import_run
 from runs.submit.uploads import sweep_archives
 from runs.task_queue import enqueue
@@ -200,6 +200,13 @@ def deliver_webhook(delivery_id: str) -> None:
 @shared_task
 def forget_uploads() -> None:
     sweep_archives(now=timezone.now())
+
+
+@shared_task
+def evaluate_budgets() -> None:
+    with lease("budgets") as held:
+        if held:
+            budgets.evaluate_budgets(timezone.now())
 
 
 @shared_task

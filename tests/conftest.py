@@ -46,6 +46,7 @@ os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"  # no server: tests use the fi
 os.environ["ARCHIPELAGO_ALLOWED_ADDRESSES"] = "127.0.0.0/8,::1,localhost"
 os.environ["ARCHIPELAGO_DATA_ROOTS"] = "/"
 os.environ["ARCHIPELAGO_OPERATORS_LOCAL"] = "code"
+os.environ["ARCHIPELAGO_PRICE_REFRESH_S"] = "0"  # a test that changes prices reads them itself
 for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "ARCHIPELAGO_DEBUG"):
     os.environ.pop(_name, None)
 # No client looks for credentials outside this machine.

@@ -13,13 +13,18 @@ from ninja.errors import ValidationError, ValidationErrorContext
 
 from dashboard.api import (
     about,
+    accounts,
     actions,
+    alerts,
     exports,
     fleet,
     lifecycle,
+    money,
+    people,
     problems,
     records,
     runs,
+    search,
     tools,
     views,
 )
@@ -52,7 +57,10 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet):
+for part in (
+    *(about, runs, actions, lifecycle, records, exports, tools, views, fleet),
+    *(alerts, search, money, accounts, people),
+):
     api.add_router("", part.router)
 
 

@@ -93,7 +93,7 @@ class Attempt:
     ended_at: datetime | None
 
 
-_COLUMNS = (
+COLUMNS = (
     "replica__run_id",
     "replica__pool__backend",
     "price_usd_h",
@@ -244,7 +244,7 @@ def _attempts(
         ran |= Q(created_at__lt=_midnight(span.last + _DAY)) & begin
     billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
     attempts = ReplicaAttempt.objects.filter(ran, billed, chosen.but(state="").condition())
-    newest = attempts.order_by("-id").values_list(*_COLUMNS)[: MOST_ATTEMPTS + 1]
+    newest = attempts.order_by("-id").values_list(*COLUMNS)[: MOST_ATTEMPTS + 1]
     return newest.iterator(chunk_size=2000)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,7 @@ from diloco.store.location import canonical
 from executors.base import ExecutorError
 from executors.catalogue import Hardware
 from executors.registry import DESCRIPTIONS
+from runs.backends import budgets
 from runs.backends.executors import BACKENDS, catalogue
 from runs.backends.prices import list_price
 from runs.credentials import check_store
@@ -58,6 +59,7 @@ def check_submission(draft: RunDraft, user: User) -> CheckedDraft:
     """Validate a draft and the permissions of ``user``. Raises :class:`InvalidRun`."""
     run_id = uuid.uuid4()
     check_local(draft, user)
+    check_budgets(user, getattr(draft, "tags", ()))
     rendezvous = check_draft(draft, run_id, viewer=user)
     return CheckedDraft(draft=draft, run_id=run_id, rendezvous=rendezvous)
 
@@ -101,6 +103,12 @@ def check_local(draft: RunDraft, user: User) -> None:
     backends = [pool.backend for pool in draft.pools]
     if refused := first_refused(user, backends, draft.workload.to_dict()):
         raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
+
+
+def check_budgets(owner: User, tags: Sequence[str]) -> None:
+    """Raise :class:`InvalidRun` if a budget of the owner or a tag is spent."""
+    if refusal := budgets.refusal(owner.pk, tags, timezone.now()):
+        raise InvalidRun("", refusal)
 
 
 def is_submitted(submit_key: str) -> bool:
