@@ -80,8 +80,8 @@ class Budget(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Price(Row):
-    """Prices of one replica an hour. ``source`` is ``list`` (read on ``read_on``), ``file`` (that of
-    the deployment) or ``settings``: ``set_…`` are then the values that were entered."""
+    """Prices of one replica an hour. ``source`` is ``list`` (read on ``read_on``), ``file`` (that
+    of the deployment) or ``settings``: ``set_…`` are then the values that were entered."""
 
     backend: str
     backend_label: str

@@ -64,8 +64,8 @@ class Tested(BaseModel):
 
 
 class WebhookBody(Body):
-    """``kinds`` are kinds of alerts. Without ``secret`` a webhook keeps its own, and for a new one a
-    secret is generated, which the answer shows once."""
+    """``kinds`` are kinds of alerts. Without ``secret`` a webhook keeps its own, and for a new one
+    a secret is generated, which the answer shows once."""
 
     name: Name
     url: Annotated[str, Field(max_length=webhook_actions.URL_LENGTH, pattern=NO_NUL)]

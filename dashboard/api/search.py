@@ -28,5 +28,4 @@ def search_everything(
 ) -> Any:
     """What the dialog of Ctrl-K offers for some typed characters, the best first."""
     user = reader(request)
-    found = palette.entries(user, q, run_id=str(run or ""), limit=50)
-    return {"found": [row for row in found if not row["do"]][:limit]}
+    return {"found": palette.entries(user, q, run_id=str(run or ""), limit=limit)}

@@ -42,7 +42,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A parameter, or a field of a body or an answer. ``name`` is a path such as ``pools[].count``."""
+    """A parameter, or a field of a body or an answer. ``name`` is a path: ``pools[].count``."""
 
     name: str
     type: str
@@ -154,7 +154,7 @@ class _Reader:
 
     def _answers(self, found: Mapping[str, Any]) -> Iterator[Answer]:
         for status, response in sorted(found.items(), key=lambda item: str(item[0])):
-            content = next(iter(response.get("content", {}).values()), {})
+            content: Mapping[str, Any] = next(iter(response.get("content", {}).values()), {})
             schema = content.get("schema", {})
             is_error = str(status) >= "400"
             yield Answer(

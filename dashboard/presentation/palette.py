@@ -27,15 +27,13 @@ _ANY, _OPERATOR, _ADMIN = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row of the palette (:class:`archipelago.frame_rows.Found`). ``do`` is carried out by the
-    page's script instead of opening ``url``."""
+    """A row of the palette (:class:`archipelago.frame_rows.Found`)."""
 
     kind: str
     label: str
     detail: str = ""
     url: str
     state: str = ""
-    do: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,6 @@ PAGES = (
     _Page(name="admin:index", label="Administration", words="django admin", role=_ADMIN),
     _Page(name="run-new", label="New run", words="submit launch", role=_OPERATOR, kind="action"),
 )
-THEMES = {"dark": "Dark theme", "light": "Light theme", "system": "Theme of the system"}
 
 VERBS = {
     "stop": ("Stop", "at the newest round, with final weights"),
@@ -94,10 +91,9 @@ def entries(user: User, text: str, *, run_id: str = "", limit: int = LIMIT) -> l
     found = list(_of_runs(user, role, words, number, current))
     query = words_of(finder.clean(text))
     found += _ranked(query, _pages(role))
-    found += _ranked(query, _themes())
     order = sorted(range(len(found)), key=lambda at: (-found[at][0], at))
     result = [asdict(found[at][1]) for at in order]
-    return list({(row["label"], row["url"], row["do"]): row for row in result}.values())[:limit]
+    return list({(row["label"], row["url"]): row for row in result}.values())[:limit]
 
 
 def _role(user: User) -> int:
@@ -130,12 +126,6 @@ def _pages(role: int) -> Iterator[tuple[Entry, str]]:
             continue
         query = f"?{page.query}" if page.query else ""
         yield Entry(kind=page.kind, label=page.label, url=f"{url}{query}"), page.words
-
-
-def _themes() -> Iterator[tuple[Entry, str]]:
-    for theme, label in THEMES.items():
-        entry = Entry(kind="action", label=label, url="", do=f"theme-{theme}")
-        yield entry, "switch colour color mode appearance"
 
 
 def _of_runs(

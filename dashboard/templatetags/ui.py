@@ -9,7 +9,10 @@ from functools import lru_cache
 
 from django import template
 from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import DatabaseError
 from django.templatetags.static import static
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
@@ -18,6 +21,7 @@ from django.utils.safestring import SafeString
 from dashboard import access
 from dashboard.presentation import badges, failure_texts, formats
 from runs.json_values import texts
+from runs.queries import alert_inbox
 from runs.queries.failures import Failure
 
 register = template.Library()
@@ -47,6 +51,42 @@ register.simple_tag(access.role_of, name="role")
 def age(value: str | datetime.datetime | None) -> str:
     moment = parse_datetime(value) if isinstance(value, str) else value
     return formats.age((timezone.now() - moment).total_seconds() if moment else None)
+
+
+NAVIGATION = (
+    ("Runs", "runs", ("run", "runs", "replica", "pool")),
+    ("Fleet", "fleet", ("fleet",)),
+    ("Compare", "compare", ("compare",)),
+    ("Boards", "boards", ("board", "boards")),
+    ("Spend", "spend", ("spend",)),
+    ("Planner", "planner", ("planner",)),
+)
+"""Label and URL name of the pages in the top bar, and the first words of the names below them."""
+
+
+@register.simple_tag(takes_context=True)
+def navigation(context: template.Context) -> list[dict[str, str]]:
+    """The links of the top bar. ``current`` is the value of ``aria-current``, or ''."""
+    match = getattr(context.get("request"), "resolver_match", None)
+    at = (match.url_name or "") if match else ""
+    entries = []
+    for label, name, words in NAVIGATION:
+        try:
+            url = reverse(name)
+        except NoReverseMatch:
+            continue
+        current = "page" if at == name else "true" if at.split("-")[0] in words else ""
+        entries.append({"label": label, "url": url, "current": current})
+    return entries
+
+
+@register.simple_tag
+def unread_alerts(user: User) -> int:
+    """The number beside the bell, of a user with a role. One query."""
+    try:
+        return alert_inbox.unread_count(user)
+    except DatabaseError:  # a page about trouble of the database
+        return 0
 
 
 @register.simple_tag

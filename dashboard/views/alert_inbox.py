@@ -130,10 +130,8 @@ def _has(request: HttpRequest, roles: tuple[str, ...]) -> bool:
 
 def _filter(request: HttpRequest) -> AlertFilter:
     """The filters of an address. A value that no column can hold matches no alert."""
-    kind, run, owner = (
-        request.GET.get(name, "").replace("\x00", "\ufffd")[:150]
-        for name in ("kind", "run", "owner")
-    )
+    values = (request.GET.get(name, "") for name in ("kind", "run", "owner"))
+    kind, run, owner = (value.replace("\x00", "\ufffd")[:150] for value in values)
     run = run.lower()
     firing = request.GET.get("show", "") != "recent"
     if run and not re.fullmatch(UUID, run):

@@ -1,5 +1,5 @@
-"""Search: ``/search?q=…`` as a page, ``/search.json`` for the dialog that Ctrl-K opens, and the page
-on which an action on a run is confirmed."""
+"""Search: ``/search?q=…`` as a page, ``/search.json`` for the dialog that Ctrl-K opens, and the
+page on which an action on a run is confirmed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def search(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     text = finder.clean(request.GET.get("q", ""))
     run = request.GET.get("run", "")[:36]
-    # The theme is a matter of the script.
-    found = [row for row in palette.entries(user, text, run_id=run, limit=50) if not row["do"]]
+    found = palette.entries(user, text, run_id=run, limit=50)
     return render(request, "search/search.html", {"query": text, "run_id": run, "found": found})
 
 

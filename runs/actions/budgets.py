@@ -1,4 +1,4 @@
-"""Set and remove budgets of owners and tags. The caller checks that the user is an administrator."""
+"""Set and remove budgets of owners and tags. The caller checks the role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set the prices of hardware and of traffic. The caller checks that the user is an administrator."""
+"""Set the prices of hardware and of traffic. The caller checks the role."""
 
 from __future__ import annotations
 

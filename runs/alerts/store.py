@@ -96,8 +96,8 @@ def sync(
 ) -> list[Alert]:
     """Open new alerts and close those whose condition no longer holds.
 
-    ``run`` None: alerts of causes that runs share. ``known`` are the open alerts; ``closed_at`` is set on those that are closed. Returns the alerts
-    that were opened.
+    ``run`` None: alerts whose cause several runs share. ``known`` are the open alerts;
+    ``closed_at`` is set on those that are closed. Returns the alerts that were opened.
     """
     findings = {(f.kind, f.subject): f for f in result.findings}
     ids = {replica.number: replica.pk for replica in replicas}

@@ -70,7 +70,8 @@ def _update_price(pool: ReplicaPool, price: float | None) -> None:
 
 
 def _hold(pool: ReplicaPool, reason: str, held_by: str) -> None:
-    """Hold or release a pool. A changed amount in the same reason is no new Event. The process that changed the row records the Event."""
+    """Hold or release a pool. The process that changed the row records the Event. Another amount in
+    the same reason is no new Event."""
     rows = ReplicaPool.objects.filter(pk=pool.pk)
     if reason:
         if rows.exclude(held_by=held_by).update(held=reason, held_by=held_by):

@@ -106,8 +106,8 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
     """State of the circuit breaker of a pool.
 
     ``state`` is ``healthy``, ``failing`` (below the limit), ``open`` (until ``open_until``),
-    ``half_open``, ``action_required``, ``price_limit`` or ``budget``. ``last_error`` is the message of the
-    backend, ``advice`` describes the next step.
+    ``half_open``, ``action_required``, ``price_limit`` or ``budget``. ``last_error`` is the message
+    of the backend, ``advice`` describes the next step.
     """
     label = BACKENDS.get(pool.backend, pool.backend)
     state, advice = "healthy", ""

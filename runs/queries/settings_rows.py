@@ -1,7 +1,7 @@
 """Rows of the settings: credentials, webhooks, users, tokens, and the state of backends.
 
-Secrets are in none of them. Every function makes a constant number of queries, and returns a bounded
-number of rows.
+Secrets are in none of them. Every function makes a constant number of queries, and returns a
+bounded number of rows.
 """
 
 from __future__ import annotations
@@ -170,9 +170,11 @@ def backend_rows() -> list[dict[str, Any]]:
     for pool in pools:
         accounts.setdefault((pool.backend, pool.credential_id), []).append(pool)
     rows = [_backend_row(group, replicas, rates) for group in accounts.values()]
-    return sorted(
-        rows, key=lambda row: (WORST.index(row["state"]), row["label"], row["credential"] or "")
-    )
+    return sorted(rows, key=_badness)
+
+
+def _badness(row: dict[str, Any]) -> tuple[int, str, str]:
+    return WORST.index(row["state"]), row["label"], row["credential"] or ""
 
 
 def _replicas() -> dict[int, dict[str, int]]:

@@ -71,9 +71,8 @@ def relaunch(context: ReconcileContext) -> None:
         return
     open_by_replica = context.open_by_replica
     for pool in {r.pool_id: r.pool for r in context.replicas if r.pool.held}.values():
-        prices.can_launch(
-            pool, budget=context.budget_refusal
-        )  # also for pools in which no replica waits any more
+        # Also for pools in which no replica waits any more.
+        prices.can_launch(pool, budget=context.budget_refusal)
     due: set[int] = set()
     for replica in context.replicas:
         delay_s = relaunch_delay_s(replica)

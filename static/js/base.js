@@ -1,12 +1,16 @@
 // Behaviour of every page: relative times, progress bars, menus, dialogs and keyboard shortcuts.
 
+import { bell } from "./lib/bell.js";
 import { $, $$, h, setFraction } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
+import { palette } from "./lib/palette_dialog.js";
 import { tickTimes, tooltip } from "./lib/times.js";
 
 tickTimes();
 setInterval(tickTimes, 1000);
 tooltip();
+bell();
+palette();
 
 for (const bar of $$("[data-fraction]")) setFraction(bar, Number(bar.dataset.fraction));
 
