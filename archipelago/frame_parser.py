@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from archipelago import frame_commands as commands
+from archipelago.client import Client
 from archipelago.read_commands import backends
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def add_backend_options(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_backends)
 
 
-def _backends(client: commands.Client, options: argparse.Namespace) -> int:
+def _backends(client: Client, options: argparse.Namespace) -> int:
     if options.reset:
         return commands.reset_backend(client, options)
     return (commands.backend_state if options.state else backends)(client, options)

@@ -105,7 +105,7 @@ def _add_traffic(by_run: dict[uuid.UUID, Spent], start: datetime, now: datetime)
     recent = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
     runs = Run.objects.filter(recent, traffic_usd__gt=0, started_at__isnull=False).order_by()
     for pk, usd, began, ended in runs.values_list("pk", "traffic_usd", "started_at", "ended_at"):
-        share = _share(began, ended or now, start, now)
+        share = _share(began or now, ended or now, start, now)
         by_run.setdefault(pk, Spent()).add((finite(usd) or 0.0) * share)
 
 

@@ -177,7 +177,7 @@ def _badness(row: dict[str, Any]) -> tuple[int, str, str]:
     return WORST.index(row["state"]), row["label"], row["credential"] or ""
 
 
-def _replicas() -> dict[int, dict[str, int]]:
+def _replicas() -> dict[int, dict[str, Any]]:
     """Replicas of the pools of active runs: all, live, and those that wait for capacity."""
     waits = Q(pending_cause__in=WAITS) & ~Q(state__in=REPLICA_ENDED)
     rows = (
@@ -191,11 +191,11 @@ def _replicas() -> dict[int, dict[str, int]]:
             waiting=Count("id", filter=waits),
         )
     )
-    return {row["pool_id"]: row for row in rows}
+    return {row["pool_id"]: {**row} for row in rows}
 
 
 def _backend_row(
-    pools: list[ReplicaPool], replicas: dict[int, dict[str, int]], rates: dict[int, float | None]
+    pools: list[ReplicaPool], replicas: dict[int, dict[str, Any]], rates: dict[int, float | None]
 ) -> dict[str, Any]:
     counts = {
         name: sum(replicas.get(pool.pk, {}).get(name, 0) for pool in pools)

@@ -26,9 +26,9 @@ def run() -> Run:
 
 
 def found(client: Client, text: str, **query: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = client.get(
-        reverse("search-json"), {"q": text, **query}
-    ).json()["found"]
+    rows: list[dict[str, Any]] = client.get(reverse("search-json"), {"q": text, **query}).json()[
+        "found"
+    ]
     return rows
 
 

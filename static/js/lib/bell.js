@@ -85,7 +85,7 @@ export function bell() {
   }
   const soon = throttled(refresh);
   setInterval(() => document.hidden || banners().catch(() => {}), BANNERS_MS);
-  new Live({ stream: link.dataset.stream, topic: "alerts", after: () => "", onDelta: soon, poll: refresh }).start();
+  new Live({ stream: link.dataset.stream, topic: "alerts", after: () => "", onDelta: soon, onOpen: soon, poll: refresh }).start();
 }
 
 async function banners() {
