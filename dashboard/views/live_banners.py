@@ -26,5 +26,6 @@ def banners(request: HttpRequest) -> HttpResponse:
             run_id = uuid.UUID(text)
         except ValueError:
             raise Http404 from None
-        context = run_pages.banners(run_to_see(request, run_id))
+        run = run_to_see(request, run_id)
+        context = {**run_pages.banners(run), "run": run}
     return render(request, "partials/troubles.html", context)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.db.models import Count, Q, QuerySet, Sum
 
 from archipelago import frame_rows
-from runs.backends.budgets import first_day, is_exceeded, next_day, spent_now
+from runs.backends.budgets import budgets_of, first_day, is_exceeded, next_day, spent_now
 from runs.json_values import finite, row_of, texts
 from runs.models import Budget, ReplicaAttempt, Run
 from runs.permissions import can_view
@@ -128,8 +128,23 @@ def budget_rows(
     """Rows of all budgets, or of some, the nearest to its amount first."""
     if not can_view(user):
         return []
+    return _rows(budgets or Budget.objects.all(), now)
+
+
+def rows_of_owner(user: User, *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the budgets that a new run of a user counts towards. One query."""
+    return _rows(budgets_of(user.pk, ()), now)
+
+
+def rows_of_run(run_id: uuid.UUID, *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the budgets that a run counts towards. Two queries."""
+    found = Run.objects.filter(pk=run_id).values_list("owner_id", "tags").first()
+    return _rows(budgets_of(found[0], texts(found[1])), now) if found else []
+
+
+def _rows(budgets: Iterable[Budget], now: datetime) -> list[dict[str, Any]]:
     today = now.astimezone(UTC).date()
-    rows = [_row(budget, today) for budget in (budgets or Budget.objects.all())]
+    rows = [_row(budget, today) for budget in budgets]
     return sorted(rows, key=lambda row: (-row["share"], row["scope"], row["name"]))
 
 

@@ -10,6 +10,7 @@ import { poolAddPage } from "./pool_add.js";
 import { replicaPage } from "./replica.js";
 import { runPage } from "./run.js";
 import { runsPage } from "./runs.js";
+import { spendPage } from "./spend.js";
 import { submitPage } from "./submit.js";
 
 const PAGES = {
@@ -20,6 +21,7 @@ const PAGES = {
   replica: replicaPage,
   run: runPage,
   runs: runsPage,
+  spend: spendPage,
   submit: submitPage,
 };
 const { page } = document.body.dataset;

@@ -56,6 +56,19 @@ PAGES = {
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
     "fleet": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts-read": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "alerts-summary": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "banners": ("get", SIGN_IN, OK, OK, OK, OK),
+    "api-docs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings": ("get", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "settings-budgets": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-prices": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-backends": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-credentials": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
+    "settings-webhooks": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "spend": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -74,6 +87,11 @@ TESTED_ELSEWHERE = {
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
+    "run-do",  # test_search.py
+    *("settings-credential", "credential-new", "credential-test", "credential-delete"),
+    *("settings-webhook", "webhook-test", "webhook-delete", "delivery-repeat"),
+    *("settings-price", "settings-traffic", "settings-budget", "budget-delete"),
+    *("backend-reset", None),  # test_settings_pages.py, also redirects of old addresses
     *("view-save", "view"),  # test_saved_views_page.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }
