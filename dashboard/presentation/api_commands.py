@@ -13,7 +13,7 @@ COMMANDS = {
     "list_replicas": "archipelago show RUN",
     "list_events": "archipelago events RUN",
     "list_logs": "archipelago logs RUN --level error",
-    "export_table": "archipelago export RUN points --format csv",
+    "export": "archipelago export RUN points --format csv",
     "get_document": "archipelago document RUN",
     "list_alerts": "archipelago alerts RUN",
     "stop_run": "archipelago stop RUN",

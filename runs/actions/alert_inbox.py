@@ -9,6 +9,8 @@ from django.utils import timezone
 
 from runs.models import AlertsRead
 
+RESOLUTION = timedelta(milliseconds=1)
+"""Times of pages and API are cut off after milliseconds."""
 AHEAD = timedelta(seconds=5)
 """A browser cannot mark alerts as read that open later."""
 
@@ -20,7 +22,7 @@ def mark_read(user: User, *, until: datetime | None = None) -> bool:
     unread.
     """
     now = timezone.now()
-    at = min(until or now, now + AHEAD)
+    at = min(until + RESOLUTION, now + AHEAD) if until else now
     row, created = AlertsRead.objects.get_or_create(user=user, defaults={"read_at": at})
     if created:
         return True

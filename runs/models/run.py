@@ -383,6 +383,11 @@ class ReplicaAttempt(models.Model):
             models.Index(
                 fields=["ended_at"], condition=Q(ended_at__isnull=False), name="attempt_ended"
             ),
+            models.Index(
+                fields=["replica"],
+                condition=Q(price_usd_h__isnull=True, launched_at__isnull=False),
+                name="attempt_unpriced",
+            ),
         )
         constraints = (
             models.UniqueConstraint(fields=["replica", "number"], name="attempt_number_is_unique"),
