@@ -4,6 +4,7 @@ fetch them again when alerts change, and now and then."""
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -20,7 +21,7 @@ from runs.backends import storage_health
 def banners(request: HttpRequest) -> HttpResponse:
     """The banners of a page; ``?run=`` is the run that it shows."""
     reader(request)
-    context = {"storage": storage_health.storage_problem()}
+    context: dict[str, Any] = {"storage": storage_health.storage_problem()}
     if text := request.GET.get("run", ""):
         try:
             run_id = uuid.UUID(text)
