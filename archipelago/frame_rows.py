@@ -57,7 +57,7 @@ class FoundPage(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Row):
-    """What the runs of an owner, or with a tag, can spend a day, week or month (in UTC).
+    """Limit of spending of the runs of an owner, or with a tag, a day, week or month (in UTC).
 
     ``state`` is ok, warning (``share`` has reached ``warn_at``) or exceeded: nothing is launched.
     ``unpriced_jobs`` have no known price, and are missing in ``spent_usd``.
@@ -99,7 +99,7 @@ class Price(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPrice(Row):
-    """What traffic with buckets of a scheme costs, for estimates. A GB is 10^9 bytes."""
+    """Prices of traffic with buckets of a scheme, for estimates. A GB is 10^9 bytes."""
 
     scheme: str
     upload_usd_gb: float

@@ -26,6 +26,6 @@ def search_everything(
     run: Annotated[UUID | None, Query(description="Offer the actions on this run first")] = None,
     limit: Annotated[int, Query(ge=1, le=50)] = palette.LIMIT,
 ) -> Any:
-    """What the dialog of Ctrl-K offers for some typed characters, the best first."""
+    """Find runs, replicas, pages and actions by some typed characters, the best first."""
     user = reader(request)
     return {"found": palette.entries(user, q, run_id=str(run or ""), limit=limit)}

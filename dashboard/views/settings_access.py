@@ -1,4 +1,4 @@
-"""Who can open the pages of ``/settings``, and how a refused value is shown on its form."""
+"""Access to the pages of ``/settings``, and refused values on their forms."""
 
 from __future__ import annotations
 

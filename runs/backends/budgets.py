@@ -41,7 +41,7 @@ def budgets_of(owner_id: int, tags: Sequence[str]) -> list[Budget]:
 
 
 def spent_now(budget: Budget, today: date) -> float:
-    """What was spent in the current period, as of the newest evaluation."""
+    """Amount spent in the current period, as of the newest evaluation."""
     is_current = budget.period_start == first_day(budget.period, today)
     return budget.spent_usd if is_current else 0.0
 

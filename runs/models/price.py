@@ -29,7 +29,7 @@ class PriceOverride(models.Model):
 
 
 class TrafficPrice(models.Model):
-    """What replicas' traffic with one kind of bucket costs, for estimates."""
+    """Prices of replicas' traffic with one kind of bucket, for estimates."""
 
     scheme = models.CharField(max_length=8, unique=True, help_text="Of URIs, e.g. s3")
     upload_usd_gb = models.FloatField(help_text="Replica to bucket, USD per 10^9 bytes")

@@ -1,4 +1,4 @@
-"""What the runs of budgets spent, and rows of budgets.
+"""Spending of the runs of budgets, and rows of budgets.
 
 Sums are computed by the database, except for the jobs that ran when the period began: their cost is
 spread over the time in which it arose, as on :mod:`runs.queries.spend`.

@@ -1,7 +1,7 @@
 """Backend jobs of all runs that have not ended: pages, sums and filters.
 
-Every function makes one query, :func:`counts` two, whatever the number of jobs. Jobs are ordered by replica, those of
-the newest run first, because an index of the open attempts has that order.
+Every function makes one query, :func:`counts` two, whatever the number of jobs. Jobs are ordered by
+replica, those of the newest run first, because an index of the open attempts has that order.
 """
 
 from __future__ import annotations

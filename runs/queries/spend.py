@@ -6,7 +6,7 @@ cost before a queue suspended a job is spread over the time before its last star
 
 Jobs without a known price are counted beside the sums, never as 0. The estimate for the traffic and
 the requests of a run (:func:`runs.reconcile.billing.traffic_usd`) is spread evenly over the run, as
-if it were a backend of its own. Deleted runs are left out, because their attempts are deleted with
+if it were a separate backend. Deleted runs are left out, because their attempts are deleted with
 them. The number of queries depends only on the number of jobs, by one for 10,000 runs.
 """
 
