@@ -54,9 +54,20 @@ SCREENS = {
     "runs-differing": "/?columns=state,name,loss,age&differ=1",
     "new": "/runs/new",
     "planner": "/planner",
-    "tokens": "/account/tokens",
-    "password": "/account/password",
-    "users": "/users/",
+    "tokens": "/settings/tokens",
+    "password": "/settings/password",
+    "users": "/settings/people",
+    "alerts": "/alerts",
+    "search": "/search?q=r",
+    "backends": "/settings/backends",
+    "budgets": "/settings/budgets",
+    "prices": "/settings/prices",
+    "price": "/settings/prices/hardware/modal/H100",
+    "traffic": "/settings/prices/traffic/s3",
+    "credentials": "/settings/credentials",
+    "credential": "/settings/credentials/new/modal",
+    "webhooks": "/settings/webhooks",
+    "api-docs": "/api/docs",
     "not-found": "/nowhere",
     **{f"run-{tab}": f"/runs/{{run}}/?tab={tab}" for tab in RUN_TABS},
     "round": "/runs/{run}/?tab=rounds&round=5",
@@ -81,7 +92,7 @@ EMPTY = {
     "runs": "/",
     "new": "/runs/new",
     "compare": "/compare",
-    "users": "/users/",
+    "users": "/settings/people",
     "fleet": "/fleet",
     "spend": "/spend",
 }
@@ -234,7 +245,7 @@ def test_menus_of_the_list(window: Window, runs: dict[str, str]) -> None:
 
 def test_users_end_to_end(window: Window, site: Site) -> None:
     """An administrator adds a user, who sets a password with the link and signs in."""
-    page = window.open("/users/", user="admin")
+    page = window.open("/settings/people", user="admin")
     page.get_by_label("Name", exact=True).fill("nora")
     page.get_by_role("radio", name="operator").check()
     page.get_by_role("button", name="Add", exact=True).click()
@@ -304,6 +315,19 @@ PAGE_TEMPLATES = {
     "account/password.html",
     "account/users.html",
     "account/choose_password.html",
+    "alerts/alerts.html",
+    "api/docs.html",
+    "search/search.html",
+    "search/confirm.html",  # test_frame.py
+    "settings/backends.html",
+    "settings/base.html",
+    "settings/budgets.html",
+    "settings/credential.html",
+    "settings/credentials.html",
+    "settings/price.html",
+    "settings/prices.html",
+    "settings/traffic.html",
+    "settings/webhooks.html",
     "auth/login.html",
     "404.html",
     "403.html",
