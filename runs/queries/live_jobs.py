@@ -1,7 +1,7 @@
 """Backend jobs of all runs that have not ended: pages, sums and filters.
 
-Every function makes one query, :func:`counts` two, whatever the number of jobs. Jobs are ordered by
-replica, those of the newest run first, because an index of the open attempts has that order.
+Every function makes one query, whatever the number of jobs. Jobs are ordered by replica, those of
+the newest run first, because an index of the open attempts has that order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from django.db.models import Count, Q, QuerySet, Sum
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, iso
-from runs.models import ReplicaAttempt, ReplicaPool
+from runs.models import ReplicaAttempt
 from runs.permissions import can_view
 from runs.queries.replica_history import console_url
 
 PAGE = 50
-POOLS_AT_ONCE = 10_000
-"""Parameters of one query, fewer than any database allows."""
 PLACE = r"^[0-9]{1,18}_[0-9]{1,18}$"
 """Position of a page: the ids of a replica and of its attempt."""
 
@@ -135,16 +133,12 @@ class JobCount:
 
 
 def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
-    """All jobs, counted by backend, owner and state.
-
-    Two queries: the database groups thousands of jobs by numbers, and the few pools have the names.
-    Grouping by the names takes it twice as long.
-    """
+    """All jobs, counted by backend, owner and state."""
     started = Q(started_at__isnull=False)
     priced = started & Q(price_usd_h__isnull=False)
-    rows = list(
+    rows = (
         jobs.order_by()
-        .values_list("replica__pool_id", "replica__state")
+        .values_list("replica__pool__backend", "replica__run__owner__username", "replica__state")
         .annotate(
             jobs=Count("id"),
             running=Count("id", filter=started),
@@ -152,16 +146,6 @@ def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
             usd_h=Sum("price_usd_h", filter=priced),
         )
     )
-    names = _names(sorted({row[0] for row in rows}))
-    sums: dict[tuple[str, str, str], list[Any]] = {}
-    for pool, state, number, running, with_price, usd_h in rows:
-        if pool not in names:
-            continue  # deleted since
-        whole = sums.setdefault((*names[pool], state), [0, 0, 0, None])
-        for place, more in enumerate((number, running, with_price)):
-            whole[place] += more
-        if usd_h is not None:
-            whole[3] = (whole[3] or 0.0) + usd_h
     return [
         JobCount(
             backend=backend,
@@ -172,18 +156,8 @@ def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
             priced=with_price,
             usd_h=finite(usd_h),
         )
-        for (backend, owner, state), (number, running, with_price, usd_h) in sums.items()
+        for backend, owner, state, number, running, with_price, usd_h in rows
     ]
-
-
-def _names(pools: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """Backend and owner of pools."""
-    found = {}
-    for first in range(0, len(pools), POOLS_AT_ONCE):
-        rows = ReplicaPool.objects.filter(pk__in=pools[first : first + POOLS_AT_ONCE])
-        for pk, backend, owner in rows.values_list("pk", "backend", "run__owner__username"):
-            found[pk] = (backend, owner)
-    return found
 
 
 def total(counted: Iterable[JobCount], *, backend: str = "", label: str = "") -> dict[str, Any]:
