@@ -35,7 +35,7 @@ takes this long to process reaches these limits; that counts as a failure of the
 DELETE_S = 900
 """Time limit for deleting a run. Its prefix can hold any number of other objects, which are listed.
 :func:`reap` enqueues a killed deletion again."""
-MIRROR_S = 540
+MIRROR_S = 300
 """Time limit of one pass to a tracker; below the time after which a pass is due again."""
 EXPORT_S = 3600
 """Time limit for uploading a checkpoint."""
@@ -208,9 +208,10 @@ def mirrors_due() -> None:
 # Acknowledged early: a pass whose worker was killed is due again after the claim of the pass.
 @shared_task(acks_late=False, soft_time_limit=MIRROR_S - 60, time_limit=MIRROR_S)
 def mirror_run(mirror_id: str) -> None:
-    """Deliver new metrics of one run to one tracker."""
-    with lease(f"mirror:{mirror_id}") as held:
-        if held:
+    """Deliver new metrics of one run to one tracker. Two at a time, so that trackers that hang
+    leave workers for launches."""
+    with lease(f"mirror:{mirror_id}") as held, shared_breakers.slot("trackers") as free:
+        if held and free:
             mirror.mirror(mirror_id)
 
 

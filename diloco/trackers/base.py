@@ -1,9 +1,8 @@
 """The interface of a tracker, and the rows that it receives.
 
 A row holds all values that one owner (a replica, or the run itself) has at one step. Rows of a
-mirrored run are numbered from 0 without gaps. A batch of rows that may have been delivered already is
-delivered again with the same numbers and the same content, and every tracker stores it once.
-"""
+mirrored run are numbered from 0 without gaps. A batch of rows that may have been delivered already
+is delivered again with the same numbers and the same content, and every tracker stores it once."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from typing import Any, Literal, Protocol
 
 Outcome = Literal["succeeded", "failed", "cancelled"]
 Open = Callable[..., Any]
-"""Opens a ``urllib.request.Request`` with the keyword ``timeout_s``, like ``urllib.request.urlopen``."""
+"""Opens a ``urllib.request.Request`` with the keyword ``timeout_s``, like
+``urllib.request.urlopen``."""
 
 BATCH_VALUES = 1000
 """Values per batch. MLflow accepts 1,000 metrics in a request
@@ -77,10 +77,9 @@ class MirroredRun:
 class Tracker(Protocol):
     """Where the rows of one run go.
 
-    ``state`` is a JSON object that the caller stores after each successful call and passes to the next
-    one; it is empty at first. Methods raise :class:`TrackerError`, and may be repeated with the state
-    from before.
-    """
+    ``state`` is a JSON object that the caller stores after each successful call and passes to the
+    next one; it is empty at first. Methods raise :class:`TrackerError`, and may be repeated with
+    the state from before."""
 
     def start(self, run: MirroredRun, state: dict[str, Any]) -> dict[str, Any]:
         """Create the run in the tracker, or find the one that an earlier attempt created."""

@@ -1,9 +1,8 @@
 """MLflow, by its REST API: https://mlflow.org/docs/latest/rest-api.html.
 
-MLflow stores a metric under (run, name, step, timestamp, value) and ignores one that it has already, so
-a repeated batch changes nothing. The run is found by the tag :data:`TAG` after a crash between its
-creation and the answer.
-"""
+MLflow stores a metric under (run, name, step, timestamp, value) and ignores one that it has
+already, so a repeated batch changes nothing. The run is found by the tag :data:`TAG` after a crash
+between its creation and the answer."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ class Destination:
             if not label and value:
                 raise ValueError(f"{kind.label} has no such field, found {value[:80]!r}")
         if kind.name == "tensorboard" and not Path(self.server).is_absolute():
-            raise ValueError(f"{kind.server}: expected an absolute path, found {self.server[:80]!r}")
+            raise ValueError(
+                f"{kind.server}: expected an absolute path, found {self.server[:80]!r}"
+            )
         parts = urlsplit(self.server)
         if kind.name in ("mlflow", "trackio") and (
             parts.scheme not in ("http", "https") or not parts.hostname

@@ -1,7 +1,7 @@
 """TensorBoard event files, written with the library's own record writer.
 
-The state has the size of the file after the last delivered batch. A batch that is repeated first cuts
-the file to that size, so each row is in the file once, whatever a killed process left behind.
+The state has the size of the file after the last delivered batch. A batch that is repeated first
+cuts the file to that size, so each row is in the file once, whatever a killed process left behind.
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ def _library() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise TrackerError(
-            'TensorBoard files need the package tensorboard: pip install "archipelago-diloco[tensorboard]"'
+            'TensorBoard files need a package: pip install "archipelago-diloco[tensorboard]"'
         ) from None
     return event_pb2, summary_pb2, RecordWriter

@@ -1,7 +1,7 @@
 """A trackio server (https://huggingface.co/docs/trackio), by the HTTP API of its own client.
 
-Each row has a ``log_id``. The server has a unique index on it and ignores a row that it has already.
-"""
+Each row has a ``log_id``. The server has a unique index on it and ignores a row that it has
+already."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class TrackioTracker:
         self._client = JsonClient(server, headers=headers, open=open)
 
     def start(self, run: MirroredRun, state: dict[str, Any]) -> dict[str, Any]:
-        config = dict(run.config) | {"started": datetime.fromtimestamp(run.started_s, UTC).isoformat()}
+        config = dict(run.config) | {
+            "started": datetime.fromtimestamp(run.started_s, UTC).isoformat()
+        }
         return {"config": {name: str(value) for name, value in config.items()}}
 
     def log(

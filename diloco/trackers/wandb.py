@@ -1,13 +1,12 @@
-"""Weights & Biases, by its own library in a process of its own.
+"""Weights & Biases, by its own library in a separate process.
 
-The library starts threads and a service process, and can wait for a long time; a child process with a
-time limit keeps that away from the caller. Rows carry their number as the step of ``wandb.log``. The
-server knows the number of steps of a run that is resumed, and the library drops rows below it, so a
-repeated batch adds nothing (https://docs.wandb.ai/models/runs/resuming).
+The library starts threads and a service process, and can wait for a long time; a child process with
+a time limit keeps that away from the caller. Rows carry their number as the step of ``wandb.log``.
+The server knows the number of steps of a run that is resumed, and the library drops rows below it,
+so a repeated batch adds nothing (https://docs.wandb.ai/models/runs/resuming).
 
-In offline mode each batch is a folder of its own, named after its first row; a repeated batch replaces
-the folder. ``wandb sync`` uploads them in order.
-"""
+In offline mode each batch is a separate folder, named after its first row; a repeated batch
+replaces the folder. ``wandb sync`` uploads them in order."""
 
 from __future__ import annotations
 
@@ -97,7 +96,9 @@ class WandbTracker:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise TrackerError(f"Weights & Biases did not answer within {TIMEOUT_S:.0f} s") from None
+            raise TrackerError(
+                f"Weights & Biases did not answer within {TIMEOUT_S:.0f} s"
+            ) from None
         if done.returncode == _MISSING:
             raise TrackerError(
                 'Weights & Biases needs the package wandb: pip install "archipelago-diloco[wandb]"'

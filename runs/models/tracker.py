@@ -14,9 +14,8 @@ from runs.models.run import Run
 class ExperimentTracker(models.Model):
     """A place that runs can be mirrored to.
 
-    ``kind`` is a key of :data:`diloco.trackers.opening.KINDS`. ``sealed`` has its secrets, encrypted by
-    :mod:`runs.credentials`; pages never show them.
-    """
+    ``kind`` is a key of :data:`diloco.trackers.opening.KINDS`. ``sealed`` has its secrets,
+    encrypted by :mod:`runs.credentials`; pages never show them."""
 
     name = models.CharField(max_length=80, unique=True)
     kind = models.CharField(max_length=32)
@@ -40,10 +39,11 @@ class RunMirror(models.Model):
     """The copy of one run's metrics in one tracker.
 
     Attributes:
-        positions: ``<replica number>/<series>`` (``/<series>`` for the run) -> largest key delivered.
+        positions: ``<replica number>/<series>`` (``/<series>`` for the run) -> largest key
+            delivered.
         number: rows delivered so far; the number of the next row.
-        pending: rows that are being delivered, stored before the first attempt, so that each further
-            attempt delivers the same; with ``positions`` after them. Null: none.
+        pending: rows that are being delivered, stored before the first attempt, so that each
+            further attempt delivers the same; with ``positions`` after them. Null: none.
         remote: the state of the tracker's client (:class:`diloco.trackers.base.Tracker`).
     """
 
@@ -54,9 +54,7 @@ class RunMirror(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="mirrors")
-    tracker = models.ForeignKey(
-        ExperimentTracker, on_delete=models.CASCADE, related_name="mirrors"
-    )
+    tracker = models.ForeignKey(ExperimentTracker, on_delete=models.CASCADE, related_name="mirrors")
     state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
     positions = models.JSONField(default=dict)
     number = models.PositiveBigIntegerField(default=0)

@@ -1,15 +1,14 @@
 """Delivers a run's metrics to a tracker, each point once, across kills of workers.
 
-A pass stores the rows that it is about to deliver (``pending``), delivers them, and then advances the
-positions. A worker that is killed in between leaves the pending rows, and the next pass delivers
-exactly these again; every tracker stores a row that it has already only once
-(:mod:`diloco.trackers`). Each write of a pass is conditional on the number of delivered rows, so that
-two passes of one mirror do not both advance it.
-"""
+A pass stores the rows that it is about to deliver (``pending``), delivers them, and then advances
+the positions. A worker that is killed in between leaves the pending rows, and the next pass
+delivers exactly these again; every tracker stores a row that it has already only once
+(:mod:`diloco.trackers`). Each write of a pass is conditional on the number of delivered rows, so
+that two passes of one mirror do not both advance it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -156,13 +155,13 @@ class _Pass:
             return False
         rows = [row.to_dict() for row in batch.rows]
         pending = {"rows": rows, "positions": dict(batch.positions)}
-        self._advance(_only=Q(pending__isnull=True), pending=pending)
+        self._advance(only=Q(pending__isnull=True), pending=pending)
         return True
 
-    def _advance(self, _only: Q = Q(), **columns: Any) -> None:
+    def _advance(self, *, only: Q | None = None, **columns: Any) -> None:
         """Update the mirror, unless another pass has."""
         unchanged = RunMirror.objects.filter(
-            _only, pk=self.row.pk, number=self.row.number, state=RunMirror.State.ACTIVE
+            only or Q(), pk=self.row.pk, number=self.row.number, state=RunMirror.State.ACTIVE
         )
         if not unchanged.update(**columns):
             raise TrackerError("another pass of this mirror was faster, or it was stopped")

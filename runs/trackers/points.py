@@ -1,9 +1,8 @@
 """Reads the points of a run that a mirror has not delivered yet, as rows of a tracker.
 
 Points are read in the order of their keys (inner step of a replica, round of the run). A relaunched
-replica can repeat steps and replace their points; a tracker keeps the values of the first report. Only
-points of committed rounds are read while the run is active, so this is rare.
-"""
+replica can repeat steps and replace their points; a tracker keeps the values of the first report.
+Only points of committed rounds are read while the run is active, so this is rare."""
 
 from __future__ import annotations
 
@@ -90,7 +89,9 @@ def _rows_of(run: Run, replica: Replica | None, positions: Positions, number: in
 def _read(run: Run, replica: Replica | None, positions: Positions) -> list[_Series]:
     owner = "" if replica is None else str(replica.number)
     blocks = MetricBlock.objects.filter(run=run, replica=replica, level=0)
-    known = {name.partition("/")[2]: k for name, k in positions.items() if name.startswith(f"{owner}/")}
+    known = {
+        name.partition("/")[2]: k for name, k in positions.items() if name.startswith(f"{owner}/")
+    }
     after = Q()
     for name, k in known.items():
         after |= Q(series=name, index__gte=k // BLOCK_STEPS)

@@ -1,7 +1,8 @@
-"""The trackers against the real servers and file formats: MLflow, trackio and wandb's offline files.
+"""The trackers against the real servers and file formats: MLflow, trackio and wandb's offline
+files.
 
-The servers run in an environment of their own (``requirements/tracker-servers.txt``), which uv creates.
-"""
+The servers run in an environment of their own (``requirements/tracker-servers.txt``), which uv
+creates."""
 
 from __future__ import annotations
 
@@ -118,9 +119,7 @@ def test_mlflow_server(python: str, tmp_path: Path) -> None:
         tracker = MLflowTracker(url, "islands")
         state = deliver_with_repeats(tracker)
         assert tracker.start(RUN, {}) == state, "the run was created twice"
-        request = urllib.request.Request(
-            f"{url}/api/2.0/mlflow/runs/get?run_id={state['run_id']}"
-        )
+        request = urllib.request.Request(f"{url}/api/2.0/mlflow/runs/get?run_id={state['run_id']}")
         with urllib.request.urlopen(request) as response:
             info = json.load(response)["run"]
     assert info["info"]["status"] == "FINISHED"
@@ -167,7 +166,8 @@ def test_wandb_offline_files(python: str, tmp_path: Path) -> None:
         "for line in sys.stdin:\n"
         "    record = pb.Record.FromString(bytes.fromhex(line))\n"
         "    if record.WhichOneof('record_type') == 'history':\n"
-        "        items = {i.key or '/'.join(i.nested_key): i.value_json for i in record.history.item}\n"
+        "        items = {i.key or '/'.join(i.nested_key): i.value_json\n"
+        "            for i in record.history.item}\n"
         "        print(json.dumps(items))\n"
     )
     records = "\n".join(record.hex() for path in files for record in log_records(path.read_bytes()))

@@ -254,5 +254,7 @@ def test_tensorboard_files_have_the_points_of_the_export(
     scalars = [(name, e.step) for name in read.Tags()["scalars"] for e in read.Scalars(name)]
     assert len(scalars) == len(set(scalars))
     assert set(scalars) == exported(run).keys()
-    values = {(name, e.step): e.value for name in read.Tags()["scalars"] for e in read.Scalars(name)}
+    values = {
+        (name, e.step): e.value for name in read.Tags()["scalars"] for e in read.Scalars(name)
+    }
     assert values["replica/0/loss", 29] == pytest.approx(1 / 30, rel=1e-6)
