@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sqlite3
 import struct
 import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from diloco.trackers.mlflow import MLflowTracker
 from diloco.trackers.trackio import TrackioTracker
 from diloco.trackers.wandb import WandbTracker
 from tests.emulators.serving import free_ports
+from tests.tracker_servers import running, tracker_python
 
 pytestmark = [pytest.mark.slow(minutes=1), pytest.mark.processes]
 
@@ -53,37 +50,7 @@ ROWS = tuple(
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """An interpreter with the packages of the trackers."""
-    folder = Path(sys.prefix) / "tracker-servers"
-    uv = str(Path(sys.prefix) / "bin" / "uv")
-    subprocess.run([uv, "venv", "--quiet", "--allow-existing", str(folder)], check=True)
-    requirements = str(ROOT / "requirements" / "tracker-servers.txt")
-    program = str(folder / "bin" / "python")
-    subprocess.run(
-        [uv, "pip", "install", "--quiet", "--python", program, "-r", requirements], check=True
-    )
-    return program
-
-
-@contextmanager
-def running(command: Sequence[str], url: str, log: Path, **variables: str) -> Iterator[None]:
-    """A server that answers at ``url``."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | variables, cwd=log.parent
-        )
-    try:
-        while True:
-            try:
-                with urllib.request.urlopen(url, timeout=60):
-                    break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.2)  # between two attempts to connect
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
+    return tracker_python()
 
 
 def deliver_with_repeats(tracker: Tracker) -> dict[str, Any]:
