@@ -35,6 +35,7 @@ from dashboard.views import (
     settings_webhooks,
     spend,
     submit,
+    theme,
     tokens,
     users,
 )
@@ -46,6 +47,7 @@ admin.site.index_title = "Runs, replicas and users"
 urlpatterns = [
     path("", runs.runs, name="runs"),
     path("runs.json", runs.runs_json, name="runs-json"),
+    path("theme", theme.choose, name="theme"),
     path("stream", views.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
     path("runs/totals", runs.runs_totals, name="runs-totals"),

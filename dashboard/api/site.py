@@ -26,6 +26,7 @@ from dashboard.api import (
     runs,
     search,
     tools,
+    trackers,
     views,
 )
 from dashboard.api.auth import AUTH
@@ -59,7 +60,7 @@ api = Api(
 problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, exports, tools, views, fleet),
-    *(alerts, search, money, accounts, people),
+    *(alerts, search, money, accounts, people, trackers),
 ):
     api.add_router("", part.router)
 

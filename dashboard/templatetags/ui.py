@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from django import template
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import DatabaseError
+from django.template import Context
 from django.templatetags.static import static
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -18,7 +18,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from dashboard import access
+from dashboard import access, assets
+from dashboard import theme as themes
 from dashboard.presentation import badges, failure_texts, formats
 from runs.json_values import texts
 from runs.queries import alert_inbox
@@ -65,7 +66,7 @@ NAVIGATION = (
 
 
 @register.simple_tag(takes_context=True)
-def navigation(context: template.Context) -> list[dict[str, str]]:
+def navigation(context: Context) -> list[dict[str, str]]:
     """The links of the top bar. ``current`` is the value of ``aria-current``, or ''."""
     match = getattr(context.get("request"), "resolver_match", None)
     at = (match.url_name or "") if match else ""
@@ -89,10 +90,29 @@ def unread_alerts(user: User) -> int:
         return 0
 
 
-@register.simple_tag
-def script() -> str:
-    """URL of the combined script; with ``ARCHIPELAGO_DEBUG`` that of its source modules."""
-    return static("js/app.js" if settings.DEBUG else "dist/app.js")
+@register.simple_block_tag
+def script(content: str) -> SafeString:
+    """Load the script of the page that the block names, by default ``base``: the bundle with its
+    chunks, or with ``ARCHIPELAGO_DEBUG`` the source modules."""
+    return _script_tags(content.strip() or "base")
+
+
+@lru_cache(maxsize=64)
+def _script_tags(page: str) -> SafeString:
+    entry, *chunks = assets.scripts_of(page)
+    preloads = format_html_join(
+        "\n  ", '<link rel="modulepreload" href="{}">', ((static(path),) for path in chunks)
+    )
+    return format_html('<script type="module" src="{}"></script>{}', static(entry), preloads)
+
+
+@register.simple_tag(takes_context=True)
+def theme(context: Context) -> SafeString:
+    """Attribute of the root element for a chosen theme; none for that of the system."""
+    chosen = themes.chosen(context.get("request"))
+    if chosen is themes.Theme.SYSTEM:
+        return SafeString("")
+    return format_html(' data-theme="{}"', chosen)
 
 
 @register.simple_tag

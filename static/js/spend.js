@@ -1,13 +1,14 @@
 // Spending. The server renders the sums and draws the chart; they are fetched again when the live
 // stream reports a change of any run, but rarely: costs are stored every few seconds.
 
+import "./base.js";
 import { $, $$, setFraction } from "./lib/dom.js";
 import { Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
 
 const EVERY_MS = 15_000;
 
-export function spendPage() {
+function spendPage() {
   const page = $("[data-spend]");
   const place = $("[data-part]", page);
   const part = refreshed(place, EVERY_MS, (content) => {
@@ -24,3 +25,5 @@ export function spendPage() {
     poll: part.now,
   }).start();
 }
+
+spendPage();

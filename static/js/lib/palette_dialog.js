@@ -1,6 +1,6 @@
 // Ctrl-K (Cmd-K on a Mac): a dialog that finds runs, replicas, pages and actions. The server searches;
-// without JavaScript the button is a link to the same search as a page.
-// https://www.w3.org/WAI/ARIA/apg/patterns/combobox/
+// without JavaScript the button is a link to the same search as a page. The roles are those of the
+// pattern "combobox" of the ARIA authoring practices.
 
 import { $, $$, clamp, h, stateBadge } from "./dom.js";
 
