@@ -12,8 +12,8 @@ from diloco.codecs import get_codec
 from diloco.exchange.payload import PayloadInfo, PayloadWriter
 from diloco.exchange.upload import damage_of, upload
 from diloco.model.fragments import Slot
-from diloco.protocol.blocks import PART_BYTES, read_back_ranges
-from diloco.store.base import LocalStore
+from diloco.protocol.blocks import read_back_ranges
+from diloco.store.base import PART_BYTES, LocalStore
 
 NUMEL = 3 * 2**20
 KEY = "payload"
