@@ -37,7 +37,10 @@ def nearest(self: object, values: Tensor, into: Tensor, *, position: int) -> Non
 
 
 def trained(
-    start: Tensor, gradients: Callable[[int], Tensor], rounds: int, dtypes: tuple[torch.dtype, torch.dtype]
+    start: Tensor,
+    gradients: Callable[[int], Tensor],
+    rounds: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, float, int]:
     """Return the weights in fp32, CPU seconds of a step, and bytes of state for each parameter."""
     outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=start.numel(), dtypes=dtypes)
