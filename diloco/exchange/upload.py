@@ -9,13 +9,14 @@ another part in each round. ``DILOCO_VERIFY_UPLOAD_BYTES`` sets the limit; 0 dis
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
 
 from diloco.codecs import Codec
 from diloco.exchange.payload import BadPayload, PayloadWriter, check_part
-from diloco.protocol.blocks import Span, block_elements, part_spans
+from diloco.protocol.blocks import Span, block_elements, part_spans, read_back_ranges
 from diloco.protocol.parallel_reads import Range, read_parts
 from diloco.store.base import MissingKey, Store
 
@@ -62,10 +63,17 @@ def damage_of(
     A part that fails is read once more, because a single read can be damaged in transfer.
     """
     parts = _verified_parts(packing, codec, verify_bytes)
-    ranges = [_range_of(key, packing, part, codec) for part in parts]
+    places = [_range_of(key, packing, part, codec) for part in parts]
+    divided = [read_back_ranges(length) for _, _, length in places]
+    ranges = [
+        (key, first + start, length)
+        for (_, first, _), pieces in zip(places, divided, strict=True)
+        for start, length in pieces
+    ]
     try:
         with contextlib.closing(read_parts(store, ranges)) as stream:
-            for part, where, data in zip(parts, ranges, stream, strict=True):
+            for part, where, pieces in zip(parts, places, divided, strict=True):
+                data = b"".join(itertools.islice(stream, len(pieces)))
                 if _part_damage(data, packing, codec, part):
                     damage = _part_damage(store.get_range(*where), packing, codec, part)
                     if damage:

@@ -29,6 +29,7 @@ from diloco.protocol.blocks import (
     block_elements,
     part_count,
     part_elements,
+    read_back_ranges,
     shard_spans,
 )
 from diloco.protocol.payload_size import (
@@ -172,8 +173,9 @@ def read_back_cost(
         if read and read + size_bytes > verify_bytes:
             break
         read += size_bytes
-        down += size_bytes + (HEADER_BYTES if part == 0 else 0)
-        gets += 1
+        stored = size_bytes + (HEADER_BYTES if part == 0 else 0)
+        down += stored
+        gets += len(read_back_ranges(stored))
     return RoundCost(down=down, gets=gets, stages=0)
 
 

@@ -34,7 +34,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "topk-overlap": {"codec": "topk", "error_feedback": 0.95, "overlap_steps": 1, **TWO_FRAGMENTS},
     "e3m0-low-bit": {"codec": "e3m0", "mean_codec": "int8", "reduce_plan": "sharded"},
     "rda": {"codec": "bf16", "merge": "rda", "reduce_plan": "gather"},
-    "buffers": {"codec": "bf16", "reduce_plan": "gather"},
+    "buffers": {
+        "codec": "bf16",
+        "reduce_plan": "gather",
+        "master_dtype": "bf16",
+        "momentum_dtype": "bf16",
+    },
     "tensor-parallel": {"codec": "int8", "num_replicas": 1},
     "left": {
         "codec": "topk",
