@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diloco.allreduce import ObjectStoreAllReduce
-from diloco.exchange.payload import BadPayload
+from diloco.exchange.checked_blocks import BadPayload
 from diloco.store.base import LocalStore
 from diloco.store.metered import MeteredStore
 from tests.diloco.clocks import FastClock

@@ -131,7 +131,7 @@ def decided(store: LocalStore) -> list[Any]:
             key = keys.contribution_record(plan.round, planned.replica, planned.incarnation)
             record = ContributionRecord.from_bytes(store.get(key))
             work = (record.tokens, record.steps, record.rounds, record.loss)
-            bits = (record.checksums, record.base_digest, record.norms)
+            bits = (record.base_digest, record.norms)
             contributed.append((planned.replica, planned.weight, work, bits))
         rounds.append((plan.mode, contributed, commit.merged_digest, commit.shards, commit.void))
 

@@ -167,7 +167,6 @@ def planned(replica: int, steps: int, compute_s: float) -> PlannedContribution:
         loss=0.0,
         size_bytes=0,
         digest="",
-        checksums="",
     )
 
 
