@@ -71,16 +71,24 @@ class _WorkloadDocument:
             raise SettingsError("workload", str(error)) from None
 
 
+SHARDS = "shards"
+"""Data format: token shards, written by ``python -m diloco.tokenize``."""
+
+TEXT_FORMATS = ("text", SHARDS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByteGPTWorkload(_WorkloadDocument):
     """The built-in workload: a byte-level GPT on text.
 
-    ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob. ``eval_bytes`` is the
-    amount of held-out text that one evaluation reads.
+    ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob; with ``data_format``
+    :data:`SHARDS`, the URI of token shards of bytes. ``eval_bytes`` is the amount of held-out text
+    that one evaluation reads.
     """
 
     size: str = "demo"
     data: str = STDLIB
+    data_format: str = "text"
     eval_bytes: int = 65_536
 
     kind: ClassVar[str] = "byte_gpt"
@@ -92,6 +100,12 @@ class ByteGPTWorkload(_WorkloadDocument):
             )
         if not isinstance(self.data, str) or not self.data.strip():
             raise SettingsError("data", f"expected {STDLIB!r} or a URI, found {self.data!r}")
+        if self.data_format not in TEXT_FORMATS:
+            expected = ", ".join(TEXT_FORMATS)
+            raise SettingsError(
+                "data_format", f"expected one of {expected}, found {self.data_format!r}"
+            )
+        _check_shards(self.data, self.data_format)
         if not isinstance(self.eval_bytes, int) or self.eval_bytes < 1:
             raise SettingsError("eval_bytes", f"expected 1 or more, found {self.eval_bytes!r}")
 
@@ -100,10 +114,17 @@ class ByteGPTWorkload(_WorkloadDocument):
         return GPT_SIZES[self.size]
 
 
+def _check_shards(data: str, data_format: str) -> None:
+    if data_format == SHARDS and data == STDLIB:
+        raise SettingsError(
+            "data", "expected the URI of token shards, written by python -m diloco.tokenize"
+        )
+
+
 BYTES = "bytes"
 """Tokenizer: every byte is a token."""
 
-DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset")
+DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset", SHARDS)
 """``auto`` selects by file name; a name that is neither file nor URI is a data set of the Hub."""
 
 
@@ -118,7 +139,8 @@ class HuggingFaceWorkload(_WorkloadDocument):
     ``tokenizer`` is a directory, a name on the Hub or :data:`BYTES`; by default the model's own,
     and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or a
     glob too) or the name of a data set on the Hub, of which ``data_config`` and ``data_split``
-    select a part. ``text_column`` is the column with the text. ``documents`` limits the documents,
+    select a part; with ``data_format`` :data:`SHARDS`, the URI of token shards of this tokenizer.
+    ``text_column`` is the column with the text. ``documents`` limits the documents,
     from the start; 0 is no limit. ``context`` and ``eval_tokens`` are in tokens.
     """
 
@@ -165,6 +187,7 @@ class HuggingFaceWorkload(_WorkloadDocument):
             raise SettingsError(
                 "data_format", f"expected one of {expected}, found {self.data_format!r}"
             )
+        _check_shards(self.data, self.data_format)
         for name, least in (("context", 1), ("eval_tokens", 1), ("documents", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(
