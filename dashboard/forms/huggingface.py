@@ -82,7 +82,8 @@ class HuggingFaceForm(forms.Form):
         """The workload of a valid form. Raises :class:`SettingsError` with the form's field."""
         values = {name: self.cleaned_data[name] for name in OF_HF}
         texts = {name: v.strip() for name, v in values.items() if isinstance(v, str)}
-        sharded = {"data_format": SHARDS} if is_sharded else {}
+        coverage = self.cleaned_data["data_coverage"]
+        sharded = {"data_format": SHARDS, "data_coverage": coverage} if is_sharded else {}
         return HuggingFaceWorkload(**values | texts | sharded, data=data)
 
 

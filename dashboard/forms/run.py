@@ -26,6 +26,8 @@ from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, poste
 from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from diloco.protocol.workload import (
+    BY_REPLICA,
+    BY_UNITS,
     GPT_SIZES,
     SHARDS,
     STDLIB,
@@ -38,7 +40,7 @@ DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
 
 GPT = ByteGPTWorkload.kind
-_DATA = ("data_source", "data")
+_DATA = ("data_source", "data", "data_coverage")
 FIELDS: dict[str, tuple[str, ...]] = {
     GPT: ("size", "eval_bytes", *_DATA),
     HF: (*OF_HF, *_DATA),
@@ -139,6 +141,16 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
         "or Parquet files, or a data set on the hub. Token shards: the prefix that python -m "
         "diloco.tokenize wrote, e.g. s3://bucket/tokens.",
     )
+    data_coverage = forms.ChoiceField(
+        label="Coverage of an epoch",
+        choices=[
+            (BY_REPLICA, "By replica number"),
+            (BY_UNITS, "Work units, each sample exactly once"),
+        ],
+        required=False,
+        help_text="By replica number, an absent replica's part is not seen. Work units are claimed "
+        "through the bucket; those of replicas that are gone are trained by others.",
+    )
     eval_bytes = forms.IntegerField(
         label="Evaluation text",
         min_value=1,
@@ -204,6 +216,7 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
         # Ignore input of other kinds: their fields are hidden, and so are their errors.
         for name in {name for names in FIELDS.values() for name in names} - set(FIELDS[kind]):
             self.errors.pop(name, None)
+        cleaned["data_coverage"] = cleaned.get("data_coverage") or BY_REPLICA
         if kind == CUSTOM:
             self.clean_custom(cleaned)
         elif cleaned.get("data_source") in MISSING and not cleaned.get("data", "").strip():
@@ -298,6 +311,7 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
             size=values["size"],
             data=data,
             data_format=SHARDS if is_sharded else "text",
+            data_coverage=values["data_coverage"] if is_sharded else BY_REPLICA,
             eval_bytes=values["eval_bytes"],
         )
         return gpt, b""
@@ -363,5 +377,6 @@ def _initial_of_workload(workload: Workload) -> dict[str, Any]:
         "size": gpt.size,
         "data_source": SHARDS if is_sharded else "stdlib" if data == STDLIB else "uri",
         "data": "" if data == STDLIB else data,
+        "data_coverage": own.data_coverage,
         "eval_bytes": gpt.eval_bytes,
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diloco.data.order import sample_counts
 from diloco.data.shard_index import BadIndex, ShardIndex, read_index
-from diloco.protocol.settings import SettingsError
+from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import MissingKey, Store, StoreError
 
 
@@ -66,4 +66,14 @@ def check_index(index: ShardIndex, needs: ShardNeeds) -> None:
             f"expected a held-out shard of {needs.context + 1:,} tokens, found "
             f"{max((shard.tokens for shard in index.held_out), default=0):,}. Tokenize again with "
             "a larger --held-out"
+        )
+
+
+def check_settings(settings: GroupSettings) -> None:
+    """Raise :class:`SettingsError` for settings of a group that work units do not support."""
+    if settings.num_fragments > 1:
+        raise SettingsError(
+            "num_fragments",
+            f"expected 1 with work units, because a round contains a part of the steps otherwise, "
+            f"found {settings.num_fragments}",
         )

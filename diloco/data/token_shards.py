@@ -7,13 +7,14 @@ over it, or pass it to a ``DataLoader`` or torchdata's ``StatefulDataLoader``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from diloco.data.group_units import UnitGroup, take_units
 from diloco.data.order import MIX
 from diloco.data.sample_stream import Place, ReplicaPart, SampleOrder, SampleReader
 from diloco.data.shard_index import BadIndex, ShardIndex, read_index
@@ -83,6 +84,7 @@ class TokenShards(IterableDataset[Tensor]):
         """Samples of this rank, or of this worker of its data loader, since then."""
         self._skipped: set[str] = set()
         self._reader: SampleReader | None = None
+        self._take_unit: Callable[[], Place] | None = None
         self._is_assigned = replica is not None
         self._replica, self._replicas = replica or 0, replicas
         self._part = ReplicaPart(self._order, replica=self._replica, replicas=replicas)
@@ -99,6 +101,14 @@ class TokenShards(IterableDataset[Tensor]):
         self._part, self._replica, self._replicas = part, replica, replicas
         self._is_assigned = True
 
+    def use_units(self, group: UnitGroup) -> None:
+        """Read the samples of work units from now on, as a replica of ``group``, instead of those
+        of a replica number: an epoch is seen exactly once while replicas come and go. Use it
+        without workers of a data loader; of several ranks, all call this. Samples that were read
+        count as trained at the end of their round."""
+        take = take_units(group, self.index, self._order, seed=self.seed)
+        self._take_unit = lambda: take(self._ranks)[self._rank]
+
     @property
     def epoch(self) -> int:
         """The epoch of the next sample, counted from 0."""
@@ -111,14 +121,20 @@ class TokenShards(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        if worker and self._take_unit is not None:
+            raise ValueError("expected a data loader without workers for work units")
         readers = self._ranks * workers
         if self._reader is None:
             store = self._store()
             self._reader = SampleReader(store, self.index, self._order, mix=self._mix)
         while True:
-            at = self._first + self._taken * readers + number * self._ranks + self._rank
-            place = self._part.at(at)
-            self._reader.read_ahead(place, self._part.stop)
+            if self._take_unit is not None:
+                place = self._take_unit()
+                self._reader.read_ahead(place, place.position)
+            else:
+                at = self._first + self._taken * readers + number * self._ranks + self._rank
+                place = self._part.at(at)
+                self._reader.read_ahead(place, self._part.stop)
             sample = self._read(self._reader, place)
             self._taken += 1
             if sample is not None:

@@ -80,6 +80,7 @@ def _load_bytes(
             eval_tokens=tokens,
             vocabulary=VOCABULARY,
             digest=BYTES,
+            coverage=workload.data_coverage,
         )
     corpus = load_corpus(
         workload.data,

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import VOCABULARY, ByteGPTWorkload, GPTSize
 from diloco.workloads.base import (
@@ -29,7 +30,7 @@ from diloco.workloads.base import (
     inner_optimizers,
     warmup_cosine,
 )
-from diloco.workloads.sharded import Tokens, TrainingData
+from diloco.workloads.sharded import Tokens, TrainingData, UnitSamples
 
 _ROTARY_BASE = 10_000.0
 _EVALUATED_TOGETHER = 32
@@ -151,6 +152,10 @@ class ByteGPTTraining:
 
     def inner_optimizer(self, model: nn.Module) -> Optimizers:
         return inner_optimizers(model, self._settings)
+
+    def attach(self, group: UnitGroup) -> None:
+        if isinstance(self._train, UnitSamples):
+            self._train.attach(group)
 
     def lr_at(self, step: int) -> float:
         return warmup_cosine(step, self._settings)

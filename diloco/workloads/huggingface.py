@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import SHARDS, HuggingFaceWorkload
 from diloco.workloads.base import (
@@ -35,6 +36,7 @@ from diloco.workloads.sharded import (
     RandomWindows,
     Tokens,
     TrainingData,
+    UnitSamples,
     load_shards,
 )
 from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
@@ -88,6 +90,7 @@ def _load_data(
             eval_tokens=tokens,
             vocabulary=vocabulary,
             digest=tokenizer.digest,
+            coverage=workload.data_coverage,
         )
     corpus = load_tokens(workload, tokenizer, shard=replica, shards=settings.max_replicas)
     train = RandomWindows(corpus.train, settings, replica=replica, context=context)
@@ -172,6 +175,10 @@ class HuggingFaceTraining:
 
     def inner_optimizer(self, model: nn.Module) -> Optimizers:
         return inner_optimizers(model, self._settings)
+
+    def attach(self, group: UnitGroup) -> None:
+        if isinstance(self._train, UnitSamples):
+            self._train.attach(group)
 
     def lr_at(self, step: int) -> float:
         return warmup_cosine(step, self._settings)

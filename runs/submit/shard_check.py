@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diloco.data.shard_check import ShardNeeds, open_index
+from diloco.data.shard_check import ShardNeeds, check_settings, open_index
 from diloco.protocol.settings import GroupSettings, SettingsError
-from diloco.protocol.workload import BYTES, VOCABULARY, ByteGPTWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import (
+    BY_UNITS,
+    BYTES,
+    VOCABULARY,
+    ByteGPTWorkload,
+    HuggingFaceWorkload,
+)
 from diloco.store.base import StoreError
 from diloco.store.open import open_store
 from runs.redaction import redact
@@ -32,6 +38,11 @@ def check_shards(
         ]
     if problem := refuse_data(uri):
         return [problem]
+    try:
+        if workload.data_coverage == BY_UNITS:
+            check_settings(settings)
+    except SettingsError as error:
+        return [f"work units: {error}"]
     try:
         open_index(open_store(uri), needs_of(workload, settings))
     except (SettingsError, StoreError) as error:
