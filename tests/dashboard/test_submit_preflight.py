@@ -334,14 +334,23 @@ def test_a_run_on_token_shards_is_launched(
     write_shards(LocalStore(tmp_path / "tokens"), shards=2, tokens=8000, vocabulary=256)
     config = '{"model_type": "llama", "vocab_size": 256}' if kind == "huggingface" else ""
     data = (tmp_path / "tokens").as_uri()
-    values = sent(LOCAL, workload=kind, data_source="shards", data=data, config=config)
+    values = sent(
+        LOCAL,
+        workload=kind,
+        data_source="shards",
+        data=data,
+        config=config,
+        data_coverage="units",
+    )
     response = client.post("/runs/new", values)
     assert response.status_code == 302, response.context["form"].all_errors
     run = Run.objects.get()
     assert (run.workload["data"], run.workload["data_format"]) == (data, "shards")
+    assert run.workload["data_coverage"] == "units"
     again = client.get(f"/runs/new?clone={run.pk}")
     assert again.context["form"]["data_source"].value() == "shards"
     assert again.context["form"]["data"].value() == data
+    assert again.context["form"]["data_coverage"].value() == "units"
 
 
 @pytest.mark.parametrize(
@@ -350,6 +359,11 @@ def test_a_run_on_token_shards_is_launched(
         (None, {}, "expected index.json at"),
         ({"vocabulary": 300}, {}, "expected tokens for a model of 256, found 300"),
         ({"tokens": 200}, {}, "expected at least"),
+        (
+            {},
+            {"data_coverage": "units", "sync_every": "20", "num_fragments": "2"},
+            "expected 1 with work units",
+        ),
         ({}, {"data": ""}, "Enter the URI of token shards"),
         ({}, {"data": "/etc"}, "outside of the data folders of this server"),
         ({}, {"data": "http://host/tokens"}, "http"),
