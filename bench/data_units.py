@@ -1,6 +1,6 @@
 """Work units under kills: how often each sample of an epoch is in the committed weights.
 
-Replicas train a small model on token shards with work units, in processes of their own. At random
+Replicas train a small model on token shards with work units, each in a separate process. At random
 times one is killed with SIGKILL and a process of its number is started again. The count does not
 use the records of the units: each process writes, before each contribution, the samples of its
 local progress to a file, and a sample is counted for each commit that includes that contribution.
