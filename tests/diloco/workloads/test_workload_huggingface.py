@@ -102,7 +102,7 @@ def test_shards_and_held_out_text_have_no_piece_in_common(tmp_path: Path) -> Non
     result = []
     for number in range(3):
         training = loaded(described(rows), number=number, num_replicas=3, max_replicas=3)
-        result.append(set(bytes(training._train.astype(np.uint8)).decode().split(". ")))
+        result.append(set(bytes(training._train.tokens.astype(np.uint8)).decode().split(". ")))
         held_out = bytes(training._held_out.numpy().astype(np.uint8)).decode().split(". ")
         result.append(set(held_out[1:-1]))
     shards, kept_back = result[::2], result[1]
@@ -134,14 +134,14 @@ def write(folder: Path, form: str) -> str:
 def test_data_formats(tmp_path: Path, form: str) -> None:
     data = write(tmp_path, form)
     training = loaded(described(data, documents=300))
-    assert len(training._train) > 800
+    assert len(training._train.tokens) > 800
     assert training._held_out.shape == (200 // 16, 17)
 
 
 def test_a_data_set_can_be_a_directory(tmp_path: Path) -> None:
     write(tmp_path, "parquet")
     training = loaded(described(tmp_path, data_format="dataset"))
-    assert len(training._train) > 800
+    assert len(training._train.tokens) > 800
 
 
 @pytest.mark.parametrize(
