@@ -63,6 +63,7 @@ _DESELECTED = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-profile", metavar="FILE", help="write the CPU seconds of each test")
+    parser.addoption("--screenshots", action="store_true", help="fill the folder test-artifacts")
 
 
 def pytest_configure(config: pytest.Config) -> None:
