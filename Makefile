@@ -76,6 +76,7 @@ lock: setup-dev ## update requirements/ from pyproject.toml; ARGS=--upgrade take
 	$(LOCK) pyproject.toml requirements/torch-deps.in --extra server \
 		-c requirements/dev.txt -o requirements/run.txt
 	$(LOCK) pyproject.toml --extra server -c requirements/dev.txt -o requirements/server.txt
+	$(LOCK) $(ARGS) requirements/tracker-servers.in -o requirements/tracker-servers.txt
 	$(LOCK) pyproject.toml requirements/torch-deps.in \
 		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from archipelago import fleet_commands, read_commands, terminal, write_commands
+from archipelago import fleet_commands, read_commands, terminal, tracker_commands, write_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 
@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     _add_read_commands(commands)
     _add_fleet_commands(commands)
     _add_write_commands(commands)
+    _add_tracker_commands(commands)
     return top
 
 
@@ -248,6 +249,18 @@ def _add_write_commands(commands: Subparsers) -> None:
     scale.add_argument(
         "--pool", type=_counted(0, 2**31 - 1), help="id of the pool, if the run has several"
     )
+
+
+def _add_tracker_commands(commands: Subparsers) -> None:
+    listed = commands.add(
+        "trackers", tracker_commands.trackers, "list experiment trackers, or those of a run"
+    )
+    listed.add_argument("run", metavar="RUN", nargs="?")
+    mirror = commands.add_of_run(
+        "mirror", tracker_commands.mirror, "mirror the metrics of a run to a tracker"
+    )
+    mirror.add_argument("tracker", metavar="TRACKER")
+    mirror.add_argument("--stop", action="store_true", help="deliver no further points")
 
 
 def _json(command: argparse.ArgumentParser) -> None:

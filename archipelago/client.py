@@ -26,6 +26,7 @@ from archipelago.rows import (
     RunPage,
     Scaled,
 )
+from archipelago.tracker_rows import Mirror, Tracker
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -262,6 +263,19 @@ class Client:
 
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
         return self._act(run, "stop", reason=reason, force=force)
+
+    def trackers(self) -> list[Tracker]:
+        return [Tracker.of(row) for row in self._get("/trackers")]
+
+    def mirrors(self, run: str) -> list[Mirror]:
+        return [Mirror.of(row) for row in self._get(f"/runs/{quote(run)}/mirrors")]
+
+    def mirror(self, run: str, tracker: str) -> Done:
+        """Mirror the run's metrics to a tracker."""
+        return self._act(run, "mirrors", tracker=tracker)
+
+    def stop_mirror(self, run: str, tracker: str) -> Done:
+        return self._act(run, "mirrors/stop", tracker=tracker)
 
     def pause(self, run: str) -> Done:
         return self._act(run, "pause")

@@ -25,6 +25,7 @@ from dashboard.views import (
     saved_views,
     spend,
     submit,
+    theme,
     tokens,
     users,
 )
@@ -36,6 +37,7 @@ admin.site.index_title = "Runs, replicas and users"
 urlpatterns = [
     path("", runs.runs, name="runs"),
     path("runs.json", runs.runs_json, name="runs-json"),
+    path("theme", theme.choose, name="theme"),
     path("stream", views.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
     path("runs/totals", runs.runs_totals, name="runs-totals"),

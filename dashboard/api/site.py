@@ -21,6 +21,7 @@ from dashboard.api import (
     records,
     runs,
     tools,
+    trackers,
     views,
 )
 from dashboard.api.auth import AUTH
@@ -52,7 +53,7 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet):
+for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet, trackers):
     api.add_router("", part.router)
 
 

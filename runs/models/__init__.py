@@ -22,6 +22,7 @@ from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.saved_view import SavedView
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
+from runs.models.tracker import ExperimentTracker, RunMirror
 from runs.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Contribution",
     "Credential",
     "Event",
+    "ExperimentTracker",
     "IngestState",
     "Journal",
     "LogLine",
@@ -44,6 +46,7 @@ __all__ = [
     "ReplicaPool",
     "Round",
     "Run",
+    "RunMirror",
     "SavedView",
     "TelemetryCursor",
     "Webhook",

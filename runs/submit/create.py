@@ -24,7 +24,15 @@ from runs.credentials import check_store
 from runs.credentials.restrictions import refused_image, refused_options
 from runs.exceptions import InvalidRun
 from runs.local_access import first_refused
-from runs.models import Archive, Credential, Replica, ReplicaPool, Run
+from runs.models import (
+    Archive,
+    Credential,
+    ExperimentTracker,
+    Replica,
+    ReplicaPool,
+    Run,
+    RunMirror,
+)
 from runs.states import RunState
 from runs.submit import prefixes
 from runs.submit.clone_and_fork import check_fork
@@ -327,6 +335,8 @@ def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
     )
     for pool_draft in draft.pools:
         store_pool(run, pool_draft)
+    for tracker in ExperimentTracker.objects.filter(pk__in=draft.trackers):
+        RunMirror.objects.create(run=run, tracker=tracker, next_at=now, created_at=now)
     record_event(
         run,
         "run_state",

@@ -1,6 +1,6 @@
 // Behaviour of every page: relative times, progress bars, menus, dialogs and keyboard shortcuts.
 
-import { $, $$, h, setFraction } from "./lib/dom.js";
+import { $, $$, h, press, setFraction } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
 import { tickTimes, tooltip } from "./lib/times.js";
 
@@ -18,6 +18,17 @@ for (const menu of $$("[data-menu]")) {
     if (event.key !== "Escape" || !menu.open) return;
     menu.open = false;
     menu.querySelector("summary").focus();
+  });
+}
+
+for (const form of $$("[data-theme-form]")) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const { value } = event.submitter;
+    if (value === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = value;
+    for (const button of $$("button", form)) press(button, button === event.submitter);
+    fetch(form.action, { method: "POST", body: new FormData(form, event.submitter), redirect: "manual" });
   });
 }
 
@@ -70,3 +81,6 @@ document.addEventListener("click", async (event) => {
   label.textContent = "Copied";
   setTimeout(() => (label.textContent = before), 1500);
 });
+
+// What was typed into the submit form is kept while a person signs in, and no longer.
+if ($(".topbar") && !$("[data-submit]")) sessionStorage.removeItem("submit");
