@@ -131,8 +131,9 @@ def violations(page: Page, options: str = "", part: str = "html") -> list[dict[s
     """
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(AXE_SCRIPT)
+    options = f"{{preload: false, resultTypes: ['violations'], {options}}}"
     result: list[dict[str, Any]] = page.evaluate(
-        f"axe.run({part!r}, {{preload: false, resultTypes: ['violations'], {options}}}).then(r => r.violations)"
+        f"axe.run({part!r}, {options}).then(r => r.violations)"
     )
     return result
 
