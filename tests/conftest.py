@@ -62,9 +62,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _DESELECTED = pytest.StashKey[int]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    from tests import parallel, postgres, static_files
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-profile", metavar="FILE", help="write the CPU seconds of each test")
+    parser.addoption("--screenshots", action="store_true", help="fill the folder test-artifacts")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import cpu_profile, parallel, postgres, static_files
+
+    cpu_profile.register(config)
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
         parallel.end_with_controller()

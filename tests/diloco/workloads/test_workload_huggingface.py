@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from diloco import export, replica
 from diloco.init import create_group
@@ -221,6 +220,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The exported directory, with its tokenizer, can start the next run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     monkeypatch.setattr("diloco.training.sample.SAMPLE_S", 600.0)  # also on a busy machine
     uri, folder = tmp_path / "run", tmp_path / "model"
     workload = described(text_file, config={**LLAMA, "tie_word_embeddings": True})
@@ -254,6 +255,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
 
 
 def test_a_run_that_has_not_ended_exports_its_checkpoint(text_file: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     uri = tmp_path / "run"
     train(uri, described(text_file), checkpoint_every=1)
     (uri / "final" / "manifest.json").unlink()
