@@ -81,7 +81,7 @@ lock: setup-dev ## update requirements/ from pyproject.toml; ARGS=--upgrade take
 		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt
 
-static: setup-dev ## build static/dist/app.js from static/js
+static: setup-dev ## build static/dist from static/js
 	$(BIN)/python scripts/static_bundle.py
 
 clean: ## remove .venv, caches and build products; keep var/

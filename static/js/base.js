@@ -86,5 +86,5 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => (label.textContent = before), 1500);
 });
 
-// What was typed into the submit form is kept while a person signs in, and no longer.
+// The values of the submit form are kept only while the user signs in.
 if ($(".topbar") && !$("[data-submit]")) sessionStorage.removeItem("submit");

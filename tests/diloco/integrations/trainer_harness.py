@@ -1,6 +1,6 @@
 """Trainers of transformers in a group, for tests.
 
-A module of its own, because importing transformers takes seconds: tests import it when they run.
+A separate module, because importing transformers takes seconds: tests import it when they run.
 """
 
 from __future__ import annotations
