@@ -9,14 +9,17 @@ from archipelago.rows import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Tracker(Row):
-    """A tracker that runs can be mirrored to. ``kind_label`` is the kind in words."""
+    """A tracker that runs can be mirrored to. ``kind_label`` is the kind in words, ``active`` the
+    number of runs that are mirrored to it now."""
 
+    id: int
     name: str
     kind: str
     kind_label: str
     server: str
     project: str
     enabled: bool
+    active: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Forms of ``/settings``: webhooks, prices and budgets. The domain checks the values."""
+"""Forms of ``/settings``: webhooks, prices, budgets and trackers. The domain checks the values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from django import forms
 
 from dashboard.forms.fields import style_inputs
-from runs.actions import budgets, prices, webhooks
+from diloco.trackers.opening import Destination, TrackerKind
+from runs.actions import budgets, prices, trackers, webhooks
 from runs.alerts.rules import KINDS
 from runs.models import Budget
 
@@ -95,3 +96,46 @@ class TrafficPriceForm(_Styled):
     requests_usd_million = forms.FloatField(
         label="A million requests", min_value=0, max_value=prices.MOST_USD
     )
+
+
+class TrackerForm(_Styled):
+    """A tracker of one kind. An empty secret keeps the stored one."""
+
+    name = forms.CharField(label="Name", max_length=trackers.NAME_LENGTH)
+    server = forms.CharField(required=False, max_length=500)
+    project = forms.CharField(required=False, max_length=200)
+    enabled = forms.BooleanField(label="Enabled", required=False, initial=True)
+
+    def __init__(self, kind: TrackerKind, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kind = kind
+        for name, label in (("server", kind.server), ("project", kind.project)):
+            if label:
+                self.fields[name].label = label
+            else:
+                del self.fields[name]
+        for name in kind.secrets:
+            self.fields[name] = forms.CharField(
+                label=name,
+                required=False,
+                max_length=1000,
+                widget=forms.PasswordInput(attrs=PRIVATE),
+                help_text="Leave empty to keep the current one.",
+            )
+        style_inputs(self)
+
+    @property
+    def secret_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in self.kind.secrets]
+
+    def destination(self) -> Destination:
+        """Raises ``ValueError`` with what to enter."""
+        values = self.cleaned_data
+        return Destination(
+            kind=self.kind.name,
+            server=values.get("server", "").strip(),
+            project=values.get("project", "").strip(),
+        )
+
+    def secrets(self) -> dict[str, str]:
+        return {name: self.cleaned_data[name] for name in self.kind.secrets}

@@ -25,7 +25,7 @@ from runs.backends import health, storage_health
 from runs.backends.health import is_stale
 from runs.ingest.limits import INT_LIMIT
 from runs.models import Run
-from runs.queries import failures, run_page, selectors
+from runs.queries import failures, run_page, selectors, trackers
 from runs.states import RUN_LIVE, RunState
 from runs.submit import clone_and_fork
 
@@ -62,6 +62,8 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "may": allowed_actions(run),
         "origin": origin_of(run),
         "sections": settings_sections(run),
+        "mirrors": trackers.mirror_rows(run),
+        "tracker_choices": trackers.choices(run),
         "alerts": alerting.alert_rows(run),
         "pools": run.pools.all(),
         "size": size,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.db.models import Count, Q
+
 from archipelago.tracker_rows import Mirror, Tracker
 from diloco.trackers.opening import KINDS, open_tracker
 from runs.json_values import row_of
@@ -14,10 +16,15 @@ from runs.trackers.mirror import destination_of, folder
 
 def tracker_rows() -> list[dict[str, Any]]:
     """Rows of all trackers, by name. Their secrets stay encrypted."""
+    active = Count("mirrors", filter=Q(mirrors__state=RunMirror.State.ACTIVE))
     return [
         row_of(Tracker, tracker, kind_label=_label(tracker))
-        for tracker in ExperimentTracker.objects.order_by("name")
+        for tracker in ExperimentTracker.objects.annotate(active=active).order_by("name")
     ]
+
+
+def tracker(pk: int) -> ExperimentTracker | None:
+    return ExperimentTracker.objects.filter(pk=pk).first()
 
 
 def mirror_rows(run: Run) -> list[dict[str, Any]]:

@@ -8,14 +8,23 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from runs.models import Budget, Credential, PriceOverride, TrafficPrice, Webhook, WebhookDelivery
+from runs.models import (
+    Budget,
+    Credential,
+    ExperimentTracker,
+    PriceOverride,
+    RunMirror,
+    TrafficPrice,
+    Webhook,
+    WebhookDelivery,
+)
 from tests.browser import seed, seed_fleet
 from tests.dashboard.page_harness import messages_of
 
 pytestmark = pytest.mark.django_db
 
 FOR_ALL = ("settings-budgets", "settings-prices", "settings-backends", "tokens", "password")
-FOR_ADMINISTRATORS = ("settings-credentials", "settings-webhooks", "users")
+FOR_ADMINISTRATORS = ("settings-credentials", "settings-webhooks", "settings-trackers", "users")
 
 
 @pytest.fixture(autouse=True)
@@ -216,3 +225,42 @@ def test_the_breakers_of_a_backend_are_reset(client: Client, admin: Any) -> None
 def test_old_addresses_lead_to_the_settings(client: Client, admin: Any) -> None:
     for old, new in (("/users/?q=o", "users"), ("/account/tokens", "tokens")):
         assert client.get(old)["Location"].startswith(reverse(new))
+
+
+def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> None:
+    new = reverse("tracker-new", args=["mlflow"])
+    values = {"name": "board", "server": "mlflow.example", "project": "islands", "enabled": "on"}
+    response = client.post(new, values | {"MLFLOW_TRACKING_TOKEN": "t-123"})
+    assert response.status_code == 422
+    page = response.content.decode()
+    assert "expected an address such as" in page and 'value="islands"' in page
+    assert "t-123" not in page
+    values["server"] = "https://mlflow.example"
+    assert client.post(new, values | {"MLFLOW_TRACKING_TOKEN": "t-123"}).status_code == 302
+    tracker = ExperimentTracker.objects.get()
+    assert (tracker.kind, tracker.project, tracker.created_by) == ("mlflow", "islands", admin)
+    place = reverse("settings-tracker", args=[tracker.pk])
+    assert "t-123" not in client.get(place).content.decode()
+    del values["enabled"]
+    assert client.post(place, values).status_code == 302
+    assert "off" in client.get(reverse("settings-trackers")).content.decode()
+    client.post(reverse("tracker-delete", args=[tracker.pk]))
+    assert not ExperimentTracker.objects.exists()
+    assert client.get(reverse("tracker-new", args=["neptune"])).status_code == 404
+
+
+def test_a_run_is_mirrored_from_its_settings_tab(client: Client, admin: Any) -> None:
+    run = seed.run(seed.user("olga", "operator"), committed=1, replicas=1)
+    values = {"name": "board", "server": "/srv/logs", "enabled": "on"}
+    client.post(reverse("tracker-new", args=["tensorboard"]), values)
+    page = reverse("run", args=[run.pk]) + "?tab=settings"
+    assert "Mirror to this tracker" in client.get(page).content.decode()
+    client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "board"})
+    mirror = RunMirror.objects.get()
+    assert (mirror.run, mirror.state) == (run, RunMirror.State.ACTIVE)
+    assert "Mirror to this tracker" not in client.get(page).content.decode()
+    client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "board", "stop": "1"})
+    mirror.refresh_from_db()
+    assert mirror.state == RunMirror.State.STOPPED
+    response = client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "bord"}, follow=True)
+    assert "expected a tracker (board)" in messages_of(response)
