@@ -12,7 +12,7 @@ import pytest
 from django.contrib.staticfiles import finders
 from django.test import Client
 
-from dashboard.presentation.badges import LOOKS
+from dashboard.presentation.badges import BREAKERS, LOOKS
 from runs.states import ContributionState, ReplicaState, RoundState, RunState
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_the_browser_reads_the_same_badges() -> None:
 
 def test_every_icon_that_is_used_exists() -> None:
     drawn = set(re.findall(r'<symbol id="([\w-]+)"', (STATIC / "icons.svg").read_text()))
-    used = {icon for icon, _ in LOOKS.values()}
+    used = {row[0] for row in (*LOOKS.values(), *BREAKERS.values())}
     for path in TEMPLATES:
         used |= set(re.findall(r"{% icon '([\w-]+)' %}", path.read_text()))
     for path in (STATIC / "js").rglob("*.js"):
