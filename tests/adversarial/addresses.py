@@ -24,7 +24,17 @@ def addresses(run: Any) -> Iterator[str]:
     at = f"/runs/{run.pk}/"
     for tab in ("", "?tab=charts", "?tab=fleet", "?tab=rounds", "?tab=logs", "?tab=activity"):
         yield at + tab
-    yield from (at + name for name in ("snapshot.json", "logs.json", "checkpoints", "activity", "findings", "rounds.json"))
+    yield from (
+        at + name
+        for name in (
+            "snapshot.json",
+            "logs.json",
+            "checkpoints",
+            "activity",
+            "findings",
+            "rounds.json",
+        )
+    )
     for axis in ("step", "round", "tokens", "wall"):
         for more in ("", "&last=1", "&points=10", "&replica=0", "&own=0", "&from=0&to=1e300"):
             yield f"{at}series.json?of={SERIES}&x={axis}{more}"
