@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
+from archipelago.frame_client import FrameClient
 from archipelago.login import check_url, read_login
 from archipelago.rows import (
     Alert,
@@ -27,6 +28,7 @@ from archipelago.rows import (
     Scaled,
 )
 from archipelago.run_page_rows import Activity, Finding
+from archipelago.tracker_rows import Mirror, Tracker
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -34,7 +36,7 @@ SHORTEST = 4
 """Minimum length of an id prefix that identifies a run."""
 
 
-class Client:
+class Client(FrameClient):
     """Methods of the API: ``client.submit(document)``, ``client.watch(run.id)`` and so on.
 
     Every method raises :class:`~archipelago.errors.ApiError` if the server is unreachable or
@@ -216,7 +218,7 @@ class Client:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
 
     def findings(self, run: str) -> list[Finding]:
-        """What needs attention in the run now, the worst first."""
+        """Conditions of the run that need attention now, the worst first."""
         return [Finding.of(row) for row in self._get(f"/runs/{quote(run)}/findings")]
 
     def activity(
@@ -290,6 +292,19 @@ class Client:
 
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
         return self._act(run, "stop", reason=reason, force=force)
+
+    def trackers(self) -> list[Tracker]:
+        return [Tracker.of(row) for row in self._get("/trackers")]
+
+    def mirrors(self, run: str) -> list[Mirror]:
+        return [Mirror.of(row) for row in self._get(f"/runs/{quote(run)}/mirrors")]
+
+    def mirror(self, run: str, tracker: str) -> Done:
+        """Mirror the run's metrics to a tracker."""
+        return self._act(run, "mirrors", tracker=tracker)
+
+    def stop_mirror(self, run: str, tracker: str) -> Done:
+        return self._act(run, "mirrors/stop", tracker=tracker)
 
     def pause(self, run: str) -> Done:
         return self._act(run, "pause")

@@ -12,6 +12,7 @@ from typing import Any
 from archipelago import run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Unreachable
+from archipelago.frame_commands import inbox
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
 
 MAX_FAILED_POLLS = 30
@@ -225,6 +226,8 @@ def events(client: Client, options: argparse.Namespace) -> int:
 
 def alerts(client: Client, options: argparse.Namespace) -> int:
     """Print the alerts. Exit status 1 if one is open and not acknowledged, for scripts."""
+    if not options.run:
+        return inbox(client, options)
     rows = client.alerts(client.find(options.run).id)
     colour = terminal.has_colour(sys.stdout)
     for alert in rows:

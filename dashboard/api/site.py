@@ -13,15 +13,21 @@ from ninja.errors import ValidationError, ValidationErrorContext
 
 from dashboard.api import (
     about,
+    accounts,
     actions,
+    alerts,
     exports,
     fleet,
     lifecycle,
+    money,
+    people,
     problems,
     records,
     run_page,
     runs,
+    search,
     tools,
+    trackers,
     views,
 )
 from dashboard.api.auth import AUTH
@@ -53,7 +59,10 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet):
+for part in (
+    *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
+    *(alerts, search, money, accounts, people, trackers),
+):
     api.add_router("", part.router)
 
 

@@ -18,4 +18,6 @@ def acknowledge(request: HttpRequest, run_id: Any, alert_id: int) -> HttpRespons
     run = run_to_operate(request, run_id)
     alert = get_object_or_404(run.alerts.select_related("run", "replica"), pk=alert_id)
     alerting.acknowledge(alert, actor=signed_in(request))
+    if request.POST.get("next") == "alerts":
+        return redirect("alerts")
     return redirect(f"{reverse('run', args=[run.pk])}?tab=activity&source=alert")

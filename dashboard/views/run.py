@@ -25,7 +25,7 @@ from runs.backends import health, storage_health
 from runs.backends.health import is_stale
 from runs.ingest.limits import INT_LIMIT
 from runs.models import Run
-from runs.queries import failures, findings, run_page, selectors
+from runs.queries import failures, findings, run_page, selectors, trackers
 from runs.states import RUN_LIVE, RunState
 from runs.submit import clone_and_fork
 
@@ -70,6 +70,8 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "rail_closed": request.COOKIES.get(RAIL_COOKIE) == "closed",
         "findings": findings.of_run(run),
         **activity_context(request, run),
+        "mirrors": trackers.mirror_rows(run),
+        "tracker_choices": trackers.choices(run),
         "pools": run.pools.all(),
         "size": size,
         **banners(run),

@@ -87,8 +87,9 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     waiting = alerts.order_by().values("run").annotate(count=Count("pk")).values("count")
     pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
     wanted = Subquery(pools.values("run").annotate(wanted=Sum("count")).values("wanted"))
-    # A count, because PostgreSQL evaluates EXISTS for all runs at once by reading every pool.
-    unpriced = pools.filter(price_usd_h=None).values("run").annotate(count=Count("pk"))
+    # A count, because PostgreSQL evaluates EXISTS for all runs at once by reading every attempt.
+    attempts = rates.unpriced_attempts().filter(replica__run=OuterRef("pk"))
+    unpriced = attempts.values("replica__run").annotate(count=Count("pk"))
     return runs.select_related("owner").annotate(
         live_count=Coalesce(count, 0),
         alert_count=Coalesce(Subquery(waiting), 0),

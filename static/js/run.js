@@ -1,5 +1,6 @@
 // The run page: one store, one connection, and the components that draw the store.
 
+import "./base.js";
 import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
@@ -103,7 +104,7 @@ class RunStore {
   }
 }
 
-export function runPage() {
+function runPage() {
   const page = $("[data-run-page]");
   const store = new RunStore();
   const context = {
@@ -197,3 +198,5 @@ export function runPage() {
   }
   begin();
 }
+
+runPage();

@@ -41,6 +41,7 @@ PAGES = {
     "checkpoint-download": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "checkpoint-export": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "run-mirror": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-pause": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-resume": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-save": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
@@ -60,15 +61,31 @@ PAGES = {
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
     "fleet": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts-read": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "alerts-summary": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "banners": ("get", SIGN_IN, OK, OK, OK, OK),
+    "api-docs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings": ("get", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "settings-budgets": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-prices": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-backends": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-credentials": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
+    "settings-trackers": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
+    "settings-webhooks": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "spend": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "theme": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }
 SENT = {
     "runs-bulk": {"do": "archive"},
+    "theme": {"theme": "dark"},
     "run-test": {"test": "rendezvous"},
     "pool-scale": {"count": "2"},
 }
@@ -78,6 +95,12 @@ TESTED_ELSEWHERE = {
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
+    "run-do",  # test_search.py
+    *("settings-credential", "credential-new", "credential-test", "credential-delete"),
+    *("settings-tracker", "tracker-new", "tracker-delete"),
+    *("settings-webhook", "webhook-test", "webhook-delete", "delivery-repeat"),
+    *("settings-price", "settings-traffic", "settings-budget", "budget-delete"),
+    *("backend-reset", None),  # test_settings_pages.py, also redirects of old addresses
     *("view-save", "view"),  # test_saved_views_page.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }

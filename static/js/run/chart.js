@@ -2,7 +2,7 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { $, clamp, cssColor, darkScheme, h, marked, press, setText, table, url } from "../lib/dom.js";
+import { $, clamp, cssColor, h, isDark, marked, onTheme, press, setText, table, token, url } from "../lib/dom.js";
 import { lastKnown, notFinite, search, usual } from "./curves.js";
 import { tooltip } from "./tooltip.js";
 
@@ -19,7 +19,7 @@ const ODD = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 
 /** Common plot options: frame size and page colours; `x` and `y` configure the axes. */
 export function look(place, x, y, more) {
-  const font = `11px ${cssColor("--font")}`;
+  const font = `11px ${token("--font")}`;
   const grid = { stroke: cssColor("--grid"), width: 1 };
   const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
   const horizontal = { ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x };
@@ -58,7 +58,7 @@ export class Chart {
     this.at.png?.addEventListener("click", () => this.#savePng());
     this.at.chart.addEventListener("keydown", (event) => this.#press(event));
     follow(this.at.chart, () => this.plot);
-    darkScheme.addEventListener("change", () => this.draw());
+    onTheme(() => this.draw());
   }
 
   draw() {
@@ -85,7 +85,7 @@ export class Chart {
     const clips = (board.view.clip ?? diverged) && !this.spec.plain;
     this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y), diverged) : null;
     const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
-    const wanted = JSON.stringify([kinds, board.view.x, log, darkScheme.matches]);
+    const wanted = JSON.stringify([kinds, board.view.x, log, isDark()]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
     else {
       this.plot?.destroy();
@@ -355,7 +355,7 @@ export class Chart {
     if (this.spec.plain || !this.board.highlighted) return;
     const pen = u.ctx;
     pen.save();
-    pen.font = `500 ${11 * devicePixelRatio}px ${cssColor("--font")}`;
+    pen.font = `500 ${11 * devicePixelRatio}px ${token("--font")}`;
     pen.textAlign = "right";
     pen.textBaseline = "bottom";
     const tall = 14 * devicePixelRatio;
@@ -384,7 +384,7 @@ export class Chart {
     pen.save();
     pen.fillStyle = cssColor("--s-failed");
     pen.textAlign = "center";
-    pen.font = `${10 * devicePixelRatio}px ${cssColor("--font")}`;
+    pen.font = `${10 * devicePixelRatio}px ${token("--font")}`;
     const size = 5 * devicePixelRatio;
     const shown = this.lines.filter((one) => this.#shows(one));
     const { left, top, width } = u.bbox;

@@ -2,7 +2,7 @@
 // included, late, refused or missing. Its x axis is that of the charts above it.
 
 import * as format from "../lib/format.js";
-import { $, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed } from "../lib/dom.js";
+import { clamp, cssColor, h, onTheme, oncePerFrame, setText, timed } from "../lib/dom.js";
 import { sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES } from "./grid.js";
 
@@ -101,7 +101,7 @@ export function roundStrip(context, place, { axis, range, origin }) {
     const rounds = at(event);
     if (rounds) context.select(context.grid.number(rounds[1]));
   });
-  darkScheme.addEventListener("change", draw);
+  onTheme(draw);
   new ResizeObserver(draw).observe(place);
   return { draw };
 }
