@@ -212,6 +212,9 @@ def _add_read_commands(commands: Subparsers) -> None:
     logs.add_argument("--format", choices=("txt", "jsonl"), default="txt", help="of --output")
     _every(logs)
     commands.add_of_run("events", read_commands.events, "print the events of a run")
+    alerts = commands.add("alerts", read_commands.alerts, "print the alerts of a run, or of all")
+    alerts.add_argument("run", metavar="RUN", nargs="?", help="default: all runs")
+    add_inbox_options(alerts, _counted)
     findings = commands.add_of_run(
         "findings", run_commands.findings, "print what needs attention in a run"
     )
@@ -225,9 +228,6 @@ def _add_read_commands(commands: Subparsers) -> None:
     activity.add_argument("--grep", default="", metavar="TEXT", help="only rows with this text")
     activity.add_argument("-n", "--limit", type=_counted(1, 1000), default=50)
     _json(activity)
-    alerts = commands.add("alerts", read_commands.alerts, "print the alerts of a run, or of all")
-    alerts.add_argument("run", metavar="RUN", nargs="?", help="default: all runs")
-    add_inbox_options(alerts, _counted)
     export = commands.add_of_run(
         "export", read_commands.export, "write all rows of a table to a file"
     )

@@ -218,7 +218,7 @@ class Client(FrameClient):
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
 
     def findings(self, run: str) -> list[Finding]:
-        """Findings: what needs attention in the run now, the worst first."""
+        """Conditions of the run that need attention now, the worst first."""
         return [Finding.of(row) for row in self._get(f"/runs/{quote(run)}/findings")]
 
     def activity(

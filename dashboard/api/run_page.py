@@ -36,7 +36,7 @@ _FILES: dict[str, Any] = {
 
 @router.get("/runs/{uuid:run_id}/findings", response=responses(list[Finding], but=(409, 413)))
 def list_findings(request: HttpRequest, run_id: RunId) -> Any:
-    """Findings: what needs attention in the run now, the worst first."""
+    """Conditions of the run that need attention now, the worst first."""
     return findings.of_run(run_to_see(request, run_id))
 
 

@@ -355,7 +355,7 @@ export class Chart {
     if (this.spec.plain || !this.board.highlighted) return;
     const pen = u.ctx;
     pen.save();
-    pen.font = `500 ${11 * devicePixelRatio}px ${cssColor("--font")}`;
+    pen.font = `500 ${11 * devicePixelRatio}px ${token("--font")}`;
     pen.textAlign = "right";
     pen.textBaseline = "bottom";
     const tall = 14 * devicePixelRatio;

@@ -2,7 +2,7 @@
 // included, late, refused or missing. Its x axis is that of the charts above it.
 
 import * as format from "../lib/format.js";
-import { $, clamp, cssColor, h, oncePerFrame, onTheme, setText, timed } from "../lib/dom.js";
+import { clamp, cssColor, h, onTheme, oncePerFrame, setText, timed } from "../lib/dom.js";
 import { sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES } from "./grid.js";
 
