@@ -355,6 +355,7 @@ PAGE_TEMPLATES = {
     "500.html",
     "error.html",
     "solo.html",
+    "styleguide/styleguide.html",  # test_styleguide.py
     "auth/setup.html",  # test_first_start.py
     "storage_trouble.html",  # the error page with another text: test_storage_errors.py
 }

@@ -12,9 +12,10 @@ from django.test import Client
 from django.urls import reverse
 
 from diloco.protocol.settings import setting_fields
-from runs.models import Event, LogLine, Run
+from runs.models import Event, LogLine, ReplicaAttempt, Run
 from runs.queries import selectors
 from tests.browser import seed
+from tests.browser.seed_prices import unpriced
 
 pytestmark = pytest.mark.django_db
 
@@ -75,8 +76,9 @@ def test_snapshot_is_compressed(client: Client, run: Run) -> None:
 
 def test_cost_without_javascript_is_that_of_the_list(client: Client, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(cost_usd=12.345)
+    unpriced(run)
     for price, shown in ((None, "$12.35 +"), (1.0, "$12.35")):
-        run.pools.update(price_usd_h=price)
+        ReplicaAttempt.objects.filter(replica__run=run).update(price_usd_h=price)
         cost = re.search(
             r'data-s="cost">([^<]*)</b> <span data-s="budget">([^<]*)', page(client, run)
         )

@@ -14,7 +14,7 @@ from runs.models import ReplicaPool, Round, Run
 from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, _Job, spent_at
 from tests.browser import seed
-from tests.browser.seed_prices import priced
+from tests.browser.seed_prices import priced, unpriced
 
 pytestmark = pytest.mark.django_db
 
@@ -52,7 +52,7 @@ def test_measures_of_a_run(operator_user: Any) -> None:
 
 
 def test_unknown_values_are_none(operator_user: Any) -> None:
-    run = seed.run(operator_user, state="provisioning", committed=0, replicas=2)
+    run = unpriced(seed.run(operator_user, state="provisioning", committed=0, replicas=2))
     result = named(run)
     for name in (
         "eval_loss",
@@ -124,7 +124,7 @@ def test_curves_by_tokens_time_and_money(operator_user: Any) -> None:
 
 
 def test_a_run_with_an_unknown_price_has_no_money_axis(operator_user: Any) -> None:
-    run = seed.run(operator_user, committed=3, replicas=2)
+    run = unpriced(seed.run(operator_user, committed=3, replicas=2))
     assert all(c.usd is None for c in comparison.curves(with_headers(run)))
 
 
