@@ -9,7 +9,9 @@ from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
-OLGA = "from tests.browser.seed_prices import priced, unpriced\nolga = seed.user('olga', 'operator')\n"
+OLGA = (
+    "from tests.browser.seed_prices import priced, unpriced\nolga = seed.user('olga', 'operator')\n"
+)
 LONG = "H 80 with a very long name that the table truncates"
 
 
