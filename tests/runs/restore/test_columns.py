@@ -19,5 +19,5 @@ def test_a_long_value_is_abridged(name: str) -> None:
 
 
 def test_a_short_value_is_quoted_with_the_expected_format() -> None:
-    with pytest.raises(ActionRefused, match="“soon”.* YYYY-MM-DD HH:MM"):
+    with pytest.raises(ActionRefused, match=r"“soon”.* YYYY-MM-DD HH:MM"):
         columns(Run, {"cancel_at": "soon"}, ("cancel_at",))
