@@ -195,6 +195,8 @@ def part_of(name: str) -> str:
     """The part of a screen that no other screen shows. The tabs of a run share their page."""
     of, _, tab = name.partition("-")
     is_tab = of in ("run", "many") and tab in RUN_TABS and tab != "overview"
+    if name == "api-docs":  # one of 79 equal sections
+        return ".api-operation"
     return f"[data-panel={tab}]" if is_tab else "html"
 
 
