@@ -1,7 +1,7 @@
 """Tables of the control plane.
 
-The tables cache the buckets. Only users, their saved views and tokens, and credentials exist in the
-database alone.
+The tables cache the buckets. Only users, their saved views and tokens, sweeps
+and credentials exist in the database alone.
 
 Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.transitions` and
 :mod:`runs.actions`, queries in :mod:`runs.queries`.
@@ -20,6 +20,7 @@ from runs.models.orphan import OrphanJob
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.saved_view import SavedView
+from runs.models.sweep import Sweep
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
 from runs.models.webhook import Webhook, WebhookDelivery
@@ -45,6 +46,7 @@ __all__ = [
     "Round",
     "Run",
     "SavedView",
+    "Sweep",
     "TelemetryCursor",
     "Webhook",
     "WebhookDelivery",

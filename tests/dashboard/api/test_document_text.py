@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_value_of_yaml_that_no_document_contains_is_refused(text: str, expecte
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\ta: 1", "--- a\n--- b", "a: \x01"])
 def test_invalid_yaml_is_an_error_with_a_reason(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"\w"):
         parse(text, "yaml")
 
 
@@ -107,10 +108,8 @@ def test_the_parser_of_yaml_reads_each_character_a_bounded_number_of_times(
     used = []
     for size in (2000, 4000):
         for piece in ("a, ", '"a": ', "- ", "? ", "a:\n", "'", "# ", "|", "{a: 1}, "):
-            try:
+            with contextlib.suppress(ValueError):
                 parse("x: [" + piece * (size // len(piece)), "yaml")
-            except ValueError:
-                pass
         used.append(steps)
         steps = 0
     assert used[1] <= 2.5 * used[0]
