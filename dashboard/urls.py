@@ -25,6 +25,7 @@ from dashboard.views import (
     saved_views,
     spend,
     submit,
+    sweeps,
     tokens,
     users,
 )
@@ -85,6 +86,9 @@ urlpatterns = [
         alerts.acknowledge,
         name="alert-acknowledge",
     ),
+    path("sweeps", sweeps.sweeps, name="sweeps"),
+    path("sweeps/<uuid:sweep_id>", sweeps.sweep, name="sweep"),
+    path("sweeps/<uuid:sweep_id>/stop", sweeps.stop, name="sweep-stop"),
     path("compare", compare.compare, name="compare"),
     path("compare.json", compare.compare_json, name="compare-json"),
     path("compare.csv", compare.compare_csv, name="compare-csv"),

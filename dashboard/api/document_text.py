@@ -71,6 +71,22 @@ def parse(text: str, format: Format) -> Any:
     return body
 
 
+def read_document(text: str) -> dict[str, Any]:
+    """The document in a pasted text of any format. Raises ``ValueError``."""
+    format = format_of(text)
+    if not text.strip():
+        raise ValueError("expected a document as JSON, TOML or YAML, found an empty text")
+    if len(text.encode(errors="replace")) > TEXT_BYTES:
+        raise ValueError(f"expected at most {TEXT_BYTES:,} bytes, found {len(text):,} characters")
+    try:
+        body = parse(text, format)
+    except ValueError as error:
+        raise ValueError(f"not valid {format.upper()}: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"expected a document with names and values, found {str(body)[:40]!r}")
+    return body
+
+
 def check_toml_keys(text: str) -> None:
     """Raise :class:`Unfit` for a dotted key of more than :data:`DEEPEST` parts."""
     keys = _SPACE_AT_DOT.sub(".", _STRING_OR_COMMENT.sub("_", text))

@@ -20,6 +20,7 @@ from dashboard.api import (
     problems,
     records,
     runs,
+    sweeps,
     tools,
     views,
 )
@@ -52,7 +53,7 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet):
+for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet, sweeps):
     api.add_router("", part.router)
 
 

@@ -11,6 +11,7 @@ import { replicaPage } from "./replica.js";
 import { runPage } from "./run.js";
 import { runsPage } from "./runs.js";
 import { submitPage } from "./submit.js";
+import { sweepPage } from "./sweep.js";
 
 const PAGES = {
   compare: comparePage,
@@ -21,6 +22,7 @@ const PAGES = {
   run: runPage,
   runs: runsPage,
   submit: submitPage,
+  sweep: sweepPage,
 };
 const { page } = document.body.dataset;
 if (page && page !== "submit") sessionStorage.removeItem("submit"); // the form was sent

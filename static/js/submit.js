@@ -5,6 +5,8 @@ import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { asker, sendOnce, showErrors } from "./lib/forms.js";
 import { poolRows } from "./submit/pools.js";
+import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
+import { settingSearch } from "./submit/search.js";
 
 const KEPT = "submit"; // sessionStorage key; app.js removes it on the next page
 
@@ -72,7 +74,8 @@ export function submitPage() {
     });
     setText($("[data-replicas-total]", form), `${estimate.replicas} in total`);
     const budget = Number(form.elements.budget_usd.value);
-    $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
+    const refused = !!$('[data-errors-for="sweep_budget_usd"]:not([hidden])', form);
+    $("[data-over-budget]", form).hidden = !((budget && estimate.usd > budget) || refused);
     $("[data-e-reduction]", form).hidden = estimate.reduction === null;
     setText($("[data-json]", form), estimate.effective_json);
   }
@@ -96,12 +99,21 @@ export function submitPage() {
   }
 
   let errorsNow = {};
+  let launchText = "Launch";
+  let sending = false;
   let first = [...touched];
-  const later = asker(() => post(form.dataset.estimateUrl), ({ errors, estimate }) => {
+  const later = asker(() => post(form.dataset.estimateUrl), (answer) => {
+    const { errors, estimate, changes, sweep, command } = answer;
     errorsNow = errors;
     if (first) first = keep(first, errors);
     show(errors);
     showEstimate(estimate, errors);
+    showChanges(form, changes);
+    if (!estimate) return;
+    showSweep(form, sweep);
+    setText($("[data-command]", form), command);
+    launchText = sweep ? `Launch ${format.count(sweep.runs)} runs` : "Launch";
+    if (!sending) label(launchText);
   }, () => setText(status, "server not reachable"));
 
   const rows = poolRows(form, () => {
@@ -167,17 +179,21 @@ export function submitPage() {
   const label = (text) => launches.forEach((button) => setText($("span", button), text));
   sendOnce(form, launches, {
     sent({ submitter }) {
+      sending = true;
       label(submitter?.name ? "Checking…" : "Launching…");
       const typed = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== token.name);
       sessionStorage.setItem(KEPT, JSON.stringify(typed));
     },
     back() {
-      label("Launch");
+      sending = false;
+      label(launchText);
       const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new submit key for a new run
       form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
     },
   });
 
+  settingSearch(form);
+  copyButtons(form);
   reveal();
   later(0);
   $("[data-summary]")?.focus();
