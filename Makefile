@@ -76,11 +76,12 @@ lock: setup-dev ## update requirements/ from pyproject.toml; ARGS=--upgrade take
 	$(LOCK) pyproject.toml requirements/torch-deps.in --extra server \
 		-c requirements/dev.txt -o requirements/run.txt
 	$(LOCK) pyproject.toml --extra server -c requirements/dev.txt -o requirements/server.txt
+	$(LOCK) $(ARGS) requirements/tracker-servers.in -o requirements/tracker-servers.txt
 	$(LOCK) pyproject.toml requirements/torch-deps.in \
 		--extra s3 --extra gcs --extra azure --extra hf \
 		-c requirements/dev.txt -o requirements/replica.txt
 
-static: setup-dev ## build static/dist/app.js from static/js
+static: setup-dev ## build static/dist from static/js
 	$(BIN)/python scripts/static_bundle.py
 
 clean: ## remove .venv, caches and build products; keep var/

@@ -13,9 +13,22 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from archipelago import fleet_commands, read_commands, sweep_commands, terminal, write_commands
+from archipelago import (
+    fleet_commands,
+    read_commands,
+    run_commands,
+    sweep_commands,
+    terminal,
+    tracker_commands,
+    write_commands,
+)
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
+from archipelago.frame_parser import (
+    add_backend_options,
+    add_frame_commands,
+    add_inbox_options,
+)
 
 TABLES = ("points", "rounds", "contributions", "replicas", "attempts", "events", "logs")
 FORMATS = ("csv", "jsonl", "parquet")
@@ -96,14 +109,16 @@ def parser() -> argparse.ArgumentParser:
     _add_read_commands(commands)
     _add_fleet_commands(commands)
     _add_write_commands(commands)
+    add_frame_commands(commands, _counted)
+    _add_tracker_commands(commands)
     return top
 
 
 class Subparsers:
     """The commands of the parser."""
 
-    def __init__(self, top: argparse.ArgumentParser) -> None:
-        self._parsers = top.add_subparsers(required=True, metavar="COMMAND", dest="name_of_command")
+    def __init__(self, top: argparse.ArgumentParser, *, dest: str = "name_of_command") -> None:
+        self._parsers = top.add_subparsers(required=True, metavar="COMMAND", dest=dest)
 
     def add(self, name: str, command: Command, help: str) -> argparse.ArgumentParser:
         """A command that calls the server."""
@@ -118,6 +133,10 @@ class Subparsers:
     def add_local(self, name: str, command: Local, help: str) -> argparse.ArgumentParser:
         """A command that does not need a saved login."""
         return self._add(name, help, local=command)
+
+    def group(self, name: str, help: str) -> Subparsers:
+        """Commands of two words, such as ``budgets ls``."""
+        return Subparsers(self._add(name, help), dest="name_in_group")
 
     def _add(self, name: str, help: str, **defaults: Any) -> argparse.ArgumentParser:
         description = f"{help[0].upper()}{help[1:]}."
@@ -162,7 +181,11 @@ def _add_submit(commands: Subparsers) -> None:
     document.add_argument(
         "--round", type=_counted(0, 2**31 - 1), help="start from the checkpoint of this round"
     )
-    _json(commands.add("backends", read_commands.backends, "list backends, hardware and prices"))
+    backends = commands.add(
+        "backends", read_commands.backends, "list backends, hardware and prices"
+    )
+    add_backend_options(backends)
+    _json(backends)
     _json(commands.add("settings", read_commands.settings, "list the group settings"))
 
 
@@ -224,9 +247,28 @@ def _add_read_commands(commands: Subparsers) -> None:
     logs.add_argument("--replica", type=_counted(0, 99_999))
     logs.add_argument("--level", default="", choices=("debug", "info", "warning", "error"))
     logs.add_argument("--grep", default="", metavar="TEXT", help="only lines with this text")
+    logs.add_argument(
+        "-o", "--output", metavar="FILE", help="write all matching lines; - is standard output"
+    )
+    logs.add_argument("--format", choices=("txt", "jsonl"), default="txt", help="of --output")
     _every(logs)
     commands.add_of_run("events", read_commands.events, "print the events of a run")
-    commands.add_of_run("alerts", read_commands.alerts, "print the alerts of a run")
+    alerts = commands.add("alerts", read_commands.alerts, "print the alerts of a run, or of all")
+    alerts.add_argument("run", metavar="RUN", nargs="?", help="default: all runs")
+    add_inbox_options(alerts, _counted)
+    findings = commands.add_of_run(
+        "findings", run_commands.findings, "print what needs attention in a run"
+    )
+    _json(findings)
+    activity = commands.add_of_run(
+        "activity", run_commands.activity, "print the events and alerts of a run, newest first"
+    )
+    activity.add_argument("--source", default="", choices=("event", "alert"))
+    activity.add_argument("--level", default="", choices=("warning", "error"), help="or worse")
+    activity.add_argument("--replica", type=_counted(0, 99_999))
+    activity.add_argument("--grep", default="", metavar="TEXT", help="only rows with this text")
+    activity.add_argument("-n", "--limit", type=_counted(1, 1000), default=50)
+    _json(activity)
     export = commands.add_of_run(
         "export", read_commands.export, "write all rows of a table to a file"
     )
@@ -288,6 +330,18 @@ def _add_write_commands(commands: Subparsers) -> None:
     scale.add_argument(
         "--pool", type=_counted(0, 2**31 - 1), help="id of the pool, if the run has several"
     )
+
+
+def _add_tracker_commands(commands: Subparsers) -> None:
+    listed = commands.add(
+        "trackers", tracker_commands.trackers, "list experiment trackers, or those of a run"
+    )
+    listed.add_argument("run", metavar="RUN", nargs="?")
+    mirror = commands.add_of_run(
+        "mirror", tracker_commands.mirror, "mirror the metrics of a run to a tracker"
+    )
+    mirror.add_argument("tracker", metavar="TRACKER")
+    mirror.add_argument("--stop", action="store_true", help="deliver no further points")
 
 
 def _json(command: argparse.ArgumentParser) -> None:

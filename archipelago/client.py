@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
+from archipelago.frame_client import FrameClient
 from archipelago.login import check_url, read_login
 from archipelago.rows import (
     Alert,
@@ -26,7 +27,9 @@ from archipelago.rows import (
     RunPage,
     Scaled,
 )
+from archipelago.run_page_rows import Activity, Finding
 from archipelago.sweep_rows import RankedSweep, SweepPage
+from archipelago.tracker_rows import Mirror, Tracker
 from archipelago.transport import Http
 
 POLL_S = 2.0
@@ -34,7 +37,7 @@ SHORTEST = 4
 """Minimum length of an id prefix that identifies a run."""
 
 
-class Client:
+class Client(FrameClient):
     """Methods of the API: ``client.submit(document)``, ``client.watch(run.id)`` and so on.
 
     Every method raises :class:`~archipelago.errors.ApiError` if the server is unreachable or
@@ -215,6 +218,33 @@ class Client:
     def export_stream(self, run: str, table: str, format: str) -> Iterator[bytes]:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
 
+    def findings(self, run: str) -> list[Finding]:
+        """Conditions of the run that need attention now, the worst first."""
+        return [Finding.of(row) for row in self._get(f"/runs/{quote(run)}/findings")]
+
+    def activity(
+        self,
+        run: str,
+        *,
+        source: str = "",
+        level: str = "",
+        replica: int | None = None,
+        text: str = "",
+        limit: int = 200,
+    ) -> list[Activity]:
+        """Events and alerts, newest first. ``source`` is ``event`` or ``alert``; ``level`` is
+        ``warning`` (or worse) or ``error``."""
+        path = f"/runs/{quote(run)}/activity"
+        filters = {"source": source, "level": level, "replica": replica, "text": text}
+        return [Activity.of(row) for row in self._get(path, **filters, limit=limit)]
+
+    def log_file(
+        self, run: str, format: str, *, replica: int | None = None, level: str = "", text: str = ""
+    ) -> Iterator[bytes]:
+        """All log lines that match, as ``txt`` or ``jsonl``, in chunks."""
+        filters = {"replica": replica, "level": level, "text": text}
+        return self._http.stream(f"/runs/{quote(run)}/logs.{quote(format)}", filters)
+
     def alerts(self, run: str) -> list[Alert]:
         """Open alerts first, then the newest."""
         return [Alert.of(row) for row in self._get(f"/runs/{quote(run)}/alerts")]
@@ -305,6 +335,19 @@ class Client:
 
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
         return self._act(run, "stop", reason=reason, force=force)
+
+    def trackers(self) -> list[Tracker]:
+        return [Tracker.of(row) for row in self._get("/trackers")]
+
+    def mirrors(self, run: str) -> list[Mirror]:
+        return [Mirror.of(row) for row in self._get(f"/runs/{quote(run)}/mirrors")]
+
+    def mirror(self, run: str, tracker: str) -> Done:
+        """Mirror the run's metrics to a tracker."""
+        return self._act(run, "mirrors", tracker=tracker)
+
+    def stop_mirror(self, run: str, tracker: str) -> Done:
+        return self._act(run, "mirrors/stop", tracker=tracker)
 
     def pause(self, run: str) -> Done:
         return self._act(run, "pause")

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from archipelago import terminal
+from archipelago import run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Unreachable
+from archipelago.frame_commands import inbox
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
 
 MAX_FAILED_POLLS = 30
@@ -187,6 +188,8 @@ def logs(client: Client, options: argparse.Namespace) -> int:
     """Print the newest lines; with ``-f`` also new ones until the run ends."""
     run = client.find(options.run)
     wanted = {"replica": options.replica, "level": options.level, "text": options.grep}
+    if options.output:
+        return run_commands.save_logs(client, run, options)
     colour = terminal.has_colour(sys.stdout)
     lines = client.logs(run.id, limit=options.lines, **wanted)
     last = 0
@@ -223,6 +226,8 @@ def events(client: Client, options: argparse.Namespace) -> int:
 
 def alerts(client: Client, options: argparse.Namespace) -> int:
     """Print the alerts. Exit status 1 if one is open and not acknowledged, for scripts."""
+    if not options.run:
+        return inbox(client, options)
     rows = client.alerts(client.find(options.run).id)
     colour = terminal.has_colour(sys.stdout)
     for alert in rows:

@@ -78,9 +78,9 @@ class Http:
                     status=response.status,
                 ) from None
 
-    def stream(self, path: str) -> Iterator[bytes]:
+    def stream(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[bytes]:
         """The body of a GET, in chunks. Raises :class:`Unreachable` if it is truncated."""
-        with self._open("GET", path, None, None, {}, True) as response:
+        with self._open("GET", path, query, None, {}, True) as response:
             while chunk := _read(response, CHUNK):
                 yield chunk
 

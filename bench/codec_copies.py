@@ -24,14 +24,8 @@ import torch
 from bench.peak_memory import resident
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
-from diloco.exchange.payload import (
-    PayloadInfo,
-    PayloadWriter,
-    decode_body,
-    decode_part,
-    raw,
-    slices,
-)
+from diloco.exchange.checked_blocks import decode_body, raw
+from diloco.exchange.payload import PayloadInfo, PayloadWriter, slices
 from diloco.exchange.payload_reader import codec_parts
 from diloco.model.fragments import Slot, Table
 from diloco.model.outer_optimizer import WeightedSum
@@ -81,15 +75,13 @@ def measure(name: str, numel: int, repeat: int) -> list[float]:
             pass
 
     def bytes_of(span: Span) -> memoryview:
-        return data[codec.encoded_bytes(span.start) : codec.encoded_bytes(span.stop)]
+        start = packing.blocks.size_bytes(span.start)
+        return data[start : start + packing.blocks.size_bytes(span.numel)]
 
     def unpack() -> None:
         for part in parts:
             for where in slices(part, numel):
-                piece = decode_part(
-                    bytes_of(where), where, codec, numel=numel, checksums=packing.checksums
-                )
-                total.add(where.start, piece, 0.5)
+                total.add(where.start, packing.blocks.decode(bytes_of(where), where), 0.5)
 
     mean = get_codec("bf16" if name == "bf16" else "fp32")
     encoded = bytes(raw(mean.encode(vector)))

@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
+from runs.backends import price_settings
 from runs.models import Replica, ReplicaAttempt, Run
 from runs.queries.replicas import attempts_of, replicas_of
 
+PROBES = frozenset({"/healthz", "/readyz"})
 ROLES = ("admin", "operator", "viewer")
 """Names of the Django groups, strongest first."""
 
@@ -23,6 +29,17 @@ def role_of(user: AbstractBaseUser | AnonymousUser) -> str:
         return "admin"
     groups = set(user.groups.values_list("name", flat=True))
     return next((role for role in ROLES if role in groups), "")
+
+
+def with_fresh_prices(get_response: Callable[[HttpRequest], HttpResponse]) -> Any:
+    """Middleware: read the prices that administrators set, if this process's copy is old."""
+
+    def respond(request: HttpRequest) -> HttpResponse:
+        if request.path not in PROBES:  # they work without the database
+            price_settings.refresh()
+        return get_response(request)
+
+    return respond
 
 
 def replica_or_404(run: Run, number: int) -> Replica:

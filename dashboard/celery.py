@@ -12,6 +12,7 @@ from celery.signals import (
     after_setup_logger,
     after_setup_task_logger,
     beat_init,
+    task_prerun,
     worker_init,
     worker_process_init,
 )
@@ -28,6 +29,7 @@ app.conf.task_routes = {
     "runs.tasks.reconcile_active": {"queue": CONTROL},
     "runs.tasks.reconcile_run": {"queue": CONTROL},
     "runs.tasks.control_sweep": {"queue": CONTROL},
+    "runs.tasks.evaluate_budgets": {"queue": CONTROL},
     "runs.tasks.ingest_active": {"queue": INGEST},
     "runs.tasks.ingest_run": {"queue": INGEST},
     "runs.tasks.write_bucket": {"queue": INGEST},
@@ -39,8 +41,10 @@ _SCHEDULE: dict[str, tuple[str, float, int]] = {
     "ingest": ("ingest_active", 1.0, 5),
     "launch": ("beat_launch", 5.0, 5),
     "webhooks": ("webhooks_due", 10.0, 10),
+    "mirrors": ("mirrors_due", 5.0, 5),
     "uploads": ("forget_uploads", 3600.0, 600),
     "reap": ("reap", 60.0, 30),
+    "budgets": ("evaluate_budgets", 20.0, 20),
 }
 app.conf.beat_schedule = {
     name: {"task": f"runs.tasks.{task}", "schedule": every_s, "options": {"expires": expires_s}}
@@ -67,6 +71,14 @@ def _configure_logging(logger: logging.Logger, **_: Any) -> None:
     from dashboard.logging import configure_handlers
 
     configure_handlers(logger, settings.LOG_FORMAT)
+
+
+@task_prerun.connect
+def _refresh_prices(**_: Any) -> None:
+    """Read the prices that administrators set, if this process's copy is old."""
+    from runs.backends import price_settings
+
+    price_settings.refresh()
 
 
 @worker_init.connect

@@ -104,6 +104,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "dashboard.access.with_fresh_prices",
 ]
 
 ROOT_URLCONF = "dashboard.urls"
@@ -119,6 +120,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "dashboard.theme.context",
             ],
         },
     },
@@ -223,6 +225,8 @@ DEPLOYMENT = _persistent("deployment", "ARCHIPELAGO_DEPLOYMENT", lambda: f"a{sec
 BACKEND_OPTIONS = _toml("ARCHIPELAGO_BACKENDS")
 """Executor options by backend; options of a credential override them."""
 HARDWARE_FILE = _file("ARCHIPELAGO_HARDWARE")
+# How old a process's copy of the prices in the database gets, in seconds; 0: it is not read again.
+PRICE_REFRESH_S = float(os.environ.get("ARCHIPELAGO_PRICE_REFRESH_S", "10"))
 OPERATORS_LOCAL = os.environ.get("ARCHIPELAGO_OPERATORS_LOCAL", "none")
 """What all operators can run on this machine: ``none``, ``backend``, or ``code`` (custom code
 too)."""

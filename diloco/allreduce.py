@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from diloco.clock import Clock, SystemClock
-from diloco.exchange.payload import BadPayload
+from diloco.exchange.checked_blocks import BadPayload
 from diloco.protocol import keys
 from diloco.protocol.parsing import parse_json
 from diloco.store.base import MissingKey, ObjectTooLarge, Store

@@ -17,7 +17,7 @@ from diloco.membership.observer import Observer
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from diloco.protocol.workload import WORKLOADS, ByteGPTWorkload
+from diloco.protocol.workload import BY_REPLICA, COVERAGES, TEXT_FORMATS, WORKLOADS, ByteGPTWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
 from diloco.store.uris import check_rendezvous
@@ -47,7 +47,12 @@ def _workload(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
     if arguments.own_loop:
         return None
     if arguments.workload is None:
-        return ByteGPTWorkload(size=arguments.size, data=arguments.data).to_dict()
+        return ByteGPTWorkload(
+            size=arguments.size,
+            data=arguments.data,
+            data_format=arguments.data_format,
+            data_coverage=arguments.data_coverage,
+        ).to_dict()
     values = json.loads(arguments.workload.read_text())
     if not isinstance(values, dict) or values.get("kind") not in WORKLOADS:
         expected = ", ".join(WORKLOADS)
@@ -99,6 +104,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, help="JSON file with group settings to change")
     parser.add_argument("--size", default="demo", help="size of the byte-level GPT")
     parser.add_argument("--data", default="stdlib", help="'stdlib' or a URI of text files")
+    parser.add_argument(
+        "--data-format", default="text", choices=TEXT_FORMATS, help="text, or token shards"
+    )
+    parser.add_argument(
+        "--data-coverage",
+        default=BY_REPLICA,
+        choices=COVERAGES,
+        help="how an epoch of token shards is divided: by replica number, or in work units",
+    )
     parser.add_argument("--workload", type=Path, help="JSON file that describes another workload")
     parser.add_argument(
         "--own-loop",

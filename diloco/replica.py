@@ -136,6 +136,8 @@ def run(uri: str, replica: int) -> int:
         store=store,
     )
     with group:
+        if attach := getattr(workload, "attach", None):
+            attach(group)
         train(group, workload, model, rank)
     return EX_TERMINATED if group.reason == StopReason.LEFT else 0
 

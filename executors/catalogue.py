@@ -67,6 +67,22 @@ class Catalogue:
     def get(self, backend: str, name: str) -> Hardware | None:
         return self._hardware.get((backend, name))
 
+    def with_prices(
+        self, prices: Mapping[tuple[str, str], tuple[float | None, float | None]]
+    ) -> Catalogue:
+        """A copy with other prices, on demand and spot, of hardware that it has. None keeps one."""
+        result = Catalogue(tuple(self.tables.values()))
+        result._hardware = dict(self._hardware)
+        for key, (price, spot) in prices.items():
+            known = result._hardware.get(key)
+            if known is not None:
+                result._hardware[key] = replace(
+                    known,
+                    price_usd_h=known.price_usd_h if price is None else price,
+                    spot_price_usd_h=known.spot_price_usd_h if spot is None else spot,
+                )
+        return result
+
     def _override(self, path: Path) -> None:
         try:
             given = tomllib.loads(path.read_text())

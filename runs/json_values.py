@@ -27,7 +27,7 @@ def texts(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def row_of(kind: Any, source: object, **own: Any) -> dict[str, Any]:
+def row_of(kind: Any, source: object, /, **own: Any) -> dict[str, Any]:
     """A row of the API type ``kind`` (:mod:`archipelago.rows`), as a JSON object.
 
     A field is one of ``own``, or else the attribute of ``source`` with its name.

@@ -24,6 +24,8 @@ from django.conf import settings
 logger = logging.getLogger(__name__)
 
 STREAM = "archipelago:live"
+ALERTS = "alerts"
+"""Topic of the alerts of all runs; all other topics of the stream are ids of runs."""
 MAXLEN = 10_000
 DELTA_BYTES = 512 * 1024
 """Largest entry; pages reload their snapshot instead of a larger one. The contents of a bucket
@@ -56,6 +58,12 @@ def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
     if len(data) > DELTA_BYTES:
         return resync(run_id)
     return _add({"run": str(run_id), "data": data})
+
+
+def announce_alerts() -> bool:
+    """Report to every page that an alert was opened, closed or acknowledged; the page then asks
+    the server. Returns False if Redis is unavailable."""
+    return publish(ALERTS, {})
 
 
 def resync(run_id: str) -> bool:

@@ -22,10 +22,11 @@ from runs.ingest import ingest_pass
 from runs.log_context import about
 from runs.models import ReplicaPool
 from runs.queries import selectors
-from runs.reconcile import bucket_writes, launch, orphan_reaper, reconciler, sweeps
+from runs.reconcile import bucket_writes, budgets, launch, orphan_reaper, reconciler, sweeps
 from runs.restore import import_run
 from runs.submit.uploads import sweep_archives
 from runs.task_queue import enqueue
+from runs.trackers import mirror
 
 TICK_EXPIRES_S = 5.0
 INGEST_SOFT_S, INGEST_S = 40, 60
@@ -34,6 +35,8 @@ takes this long to process reaches these limits; that counts as a failure of the
 DELETE_S = 900
 """Time limit for deleting a run. Its prefix can hold any number of other objects, which are listed.
 :func:`reap` enqueues a killed deletion again."""
+MIRROR_S = 300
+"""Time limit of one pass to a tracker; below the time after which a pass is due again."""
 EXPORT_S = 3600
 """Time limit for uploading a checkpoint."""
 
@@ -209,8 +212,30 @@ def deliver_webhook(delivery_id: str) -> None:
 
 
 @shared_task
+def mirrors_due() -> None:
+    mirror.call_for_due()
+
+
+# Acknowledged early: a pass whose worker was killed is due again after the claim of the pass.
+@shared_task(acks_late=False, soft_time_limit=MIRROR_S - 60, time_limit=MIRROR_S)
+def mirror_run(mirror_id: str) -> None:
+    """Deliver new metrics of one run to one tracker. Two at a time, so that trackers that hang
+    leave workers for launches."""
+    with lease(f"mirror:{mirror_id}") as held, shared_breakers.slot("trackers") as free:
+        if held and free:
+            mirror.mirror(mirror_id)
+
+
+@shared_task
 def forget_uploads() -> None:
     sweep_archives(now=timezone.now())
+
+
+@shared_task
+def evaluate_budgets() -> None:
+    with lease("budgets") as held:
+        if held:
+            budgets.evaluate_budgets(timezone.now())
 
 
 @shared_task

@@ -46,6 +46,7 @@ os.environ["REDIS_URL"] = "redis://127.0.0.1:1/0"  # no server: tests use the fi
 os.environ["ARCHIPELAGO_ALLOWED_ADDRESSES"] = "127.0.0.0/8,::1,localhost"
 os.environ["ARCHIPELAGO_DATA_ROOTS"] = "/"
 os.environ["ARCHIPELAGO_OPERATORS_LOCAL"] = "code"
+os.environ["ARCHIPELAGO_PRICE_REFRESH_S"] = "0"  # a test that changes prices reads them itself
 for _name in ("DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "ARCHIPELAGO_HTTPS", "ARCHIPELAGO_DEBUG"):
     os.environ.pop(_name, None)
 # No client looks for credentials outside this machine.
@@ -61,9 +62,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _DESELECTED = pytest.StashKey[int]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    from tests import parallel, postgres, static_files
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-profile", metavar="FILE", help="write the CPU seconds of each test")
+    parser.addoption("--screenshots", action="store_true", help="fill the folder test-artifacts")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import cpu_profile, parallel, postgres, static_files
+
+    cpu_profile.register(config)
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
         parallel.end_with_controller()

@@ -208,6 +208,11 @@ VARIANTS: tuple[Arm, ...] = (
         title="E3M0, sharded, mean in 4 bits",
         settings={"codec": "e3m0", "mean_codec": "e3m0", "reduce_plan": "sharded"},
     ),
+    Arm(
+        name="narrow_state",
+        title="master weights and outer momentum in bf16",
+        settings={"master_dtype": "bf16", "momentum_dtype": "bf16"},
+    ),
     Arm(name="h8", title="DiLoCo, H = 8", **_every(8)),
     Arm(name="h128", title="DiLoCo, H = 128", **_every(128)),
     Arm(name="k2", title="DiLoCo, k = 2, 2 x steps", members=(2,) * (2 * ROUNDS)),

@@ -41,6 +41,7 @@ from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import STDLIB, ByteGPTWorkload, GPTSize
 from diloco.store.base import Data, LocalStore, MissingKey, Store
 from diloco.workloads.byte_gpt import ByteGPTTraining
+from diloco.workloads.sharded import RandomWindows
 from diloco.workloads.text import Corpus, load_corpus
 
 TEXT = STDLIB
@@ -127,13 +128,9 @@ def _corpus(shard: int, shards: int) -> Corpus:
 
 
 def _training(settings: GroupSettings, replica: int) -> ByteGPTTraining:
-    return ByteGPTTraining(
-        SmallGPT(),
-        settings,
-        _corpus(replica, settings.max_replicas),
-        replica=replica,
-        device=torch.device("cpu"),
-    )
+    corpus = _corpus(replica, settings.max_replicas)
+    train = RandomWindows(corpus.train, settings, replica=replica, context=CONTEXT)
+    return ByteGPTTraining(SmallGPT(), settings, train, corpus.held_out, device=torch.device("cpu"))
 
 
 def _step(

@@ -11,6 +11,7 @@ restricts it further.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from runs.actions import api_tokens
 from runs.models import ReplicaPool, Run
 from runs.queries import selectors
 
-READ, OPERATE = "read", "operate"
+READ, OPERATE, ADMIN = "read", "operate", "admin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,13 @@ class Caller:
 class ByToken(HttpBearer):
     """``Authorization: Bearer <token>``.
 
-    ``operators_only``: reject a caller who cannot change runs. Ninja authenticates a request before
-    it parses the body, so the body of such a caller is never parsed.
+    ``check`` rejects a caller who cannot use the operation. Ninja authenticates a request before it
+    parses the body, so the body of such a caller is never parsed.
     """
 
-    def __init__(self, *, operators_only: bool = False) -> None:
+    def __init__(self, *, check: Callable[[Caller], Any] = lambda _: None) -> None:
         super().__init__()
-        self.operators_only = operators_only
+        self.check = check
 
     def __call__(self, request: HttpRequest) -> Caller | None:
         if not request.headers.get(self.header):
@@ -59,8 +60,7 @@ class ByToken(HttpBearer):
                 message="expected a valid token of this server, found one that is unknown, "
                 "expired or revoked"
             )
-        if self.operators_only:
-            check_submitter(identified)
+        self.check(identified)
         return identified
 
     def authenticate(self, request: HttpRequest, token: str) -> Caller | None:
@@ -74,24 +74,18 @@ class ByToken(HttpBearer):
 class BySession(SessionAuth):
     """The session cookie of a user who is signed in."""
 
-    def __init__(self, *, csrf: bool = True, operators_only: bool = False) -> None:
+    def __init__(
+        self, *, csrf: bool = True, check: Callable[[Caller], Any] = lambda _: None
+    ) -> None:
         super().__init__(csrf=csrf)
-        self.operators_only = operators_only
+        self.check = check
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         if not isinstance(request.user, User):
             return None
         identified = Caller(user=request.user, scopes=frozenset(api_tokens.SCOPES))
-        if self.operators_only:
-            check_submitter(identified)
+        self.check(identified)
         return identified
-
-
-AUTH = [ByToken(), BySession()]
-
-
-OPERATORS = [ByToken(operators_only=True), BySession(operators_only=True)]
-"""Authentication of every operation that changes runs or checks a submitted one."""
 
 
 def caller(request: HttpRequest) -> Caller:
@@ -117,6 +111,30 @@ def check_submitter(who: Caller) -> User:
     if not permissions.can_submit(user):
         raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
     return user
+
+
+def check_administrator(who: Caller) -> User:
+    """The caller's user. Raises :class:`AuthorizationError` unless they are an administrator whose
+    token has the scope for that."""
+    if ADMIN not in who.scopes:
+        raise AuthorizationError(message=f"expected the scope {ADMIN}, found {_scopes(who)}")
+    if not permissions.has_role(who.user, "admin"):
+        raise AuthorizationError(message=f"expected an administrator, found {who.user}")
+    return who.user
+
+
+def administrator(request: HttpRequest) -> User:
+    """The caller, if they are an administrator."""
+    return check_administrator(caller(request))
+
+
+AUTH = [ByToken(), BySession()]
+
+OPERATORS = [ByToken(check=check_submitter), BySession(check=check_submitter)]
+"""Authentication of every operation that changes runs or checks a submitted one."""
+
+ADMINISTRATORS = [ByToken(check=check_administrator), BySession(check=check_administrator)]
+"""Authentication of every operation that changes settings of the server."""
 
 
 def keeper(request: HttpRequest) -> User:

@@ -97,7 +97,8 @@ class RunDocument(Body):
     """``rendezvous`` is the URI of the run's own prefix; by default the server chooses one.
     ``store_credential`` is the name of a credential of kind ``store``. ``over_budget``: launch even
     though the estimate exceeds the budget, which will end the run. ``notify`` lists the names of
-    the webhooks that receive its alerts; by default all do."""
+    the webhooks that receive its alerts; by default all do. ``trackers`` lists the names of the
+    experiment trackers that its metrics are mirrored to."""
 
     model_config = ConfigDict(title="Run document")
 
@@ -126,6 +127,9 @@ class RunDocument(Body):
         ]
         | None
     ) = None
+    trackers: Annotated[list[Annotated[Text, Field(max_length=80)]], Field(max_length=20)] = Field(
+        default_factory=list
+    )
 
 
 def draft_of(document: RunDocument) -> RunDraft:
@@ -152,6 +156,7 @@ def draft_of(document: RunDocument) -> RunDraft:
         archive=_archive(getattr(workload, "archive", "")),
         fork=Fork(run=UUID(fork.run), round=fork.round, outer=fork.outer) if fork else None,
         notify=None if document.notify is None else named.webhook_ids(document.notify),
+        trackers=named.tracker_ids(document.trackers),
     )
 
 
@@ -168,6 +173,7 @@ def document_of(draft: RunDraft) -> dict[str, Any]:
         "notify": None
         if chosen is None
         else [name for pk, name in named.webhooks().items() if pk in chosen],
+        "trackers": [name for pk, name in named.trackers().items() if pk in draft.trackers],
     }
 
 

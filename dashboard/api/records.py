@@ -63,7 +63,7 @@ def list_rounds(
     """Rounds above ``after`` with their contributions, oldest first. A response has at most 6,000
     contributions, or one round: with many replicas there are fewer than ``limit`` rounds."""
     run = run_to_see(request, run_id)
-    most = max(selectors.SNAPSHOT_CONTRIBUTIONS // max(run.replicas.count(), 1), 1)
+    most = max(selectors.RESPONSE_CONTRIBUTIONS // max(run.replicas.count(), 1), 1)
     numbers = (
         run.rounds.filter(number__gt=after).order_by("number").values_list("number", flat=True)
     )

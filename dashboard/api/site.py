@@ -13,15 +13,22 @@ from ninja.errors import ValidationError, ValidationErrorContext
 
 from dashboard.api import (
     about,
+    accounts,
     actions,
+    alerts,
     exports,
     fleet,
     lifecycle,
+    money,
+    people,
     problems,
     records,
+    run_page,
     runs,
+    search,
     sweeps,
     tools,
+    trackers,
     views,
 )
 from dashboard.api.auth import AUTH
@@ -53,7 +60,10 @@ api = Api(
     parser=BodyParser(),
 )
 problems.install(api)
-for part in (about, runs, actions, lifecycle, records, exports, tools, views, fleet, sweeps):
+for part in (
+    *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
+    *(alerts, search, money, accounts, people, trackers, sweeps),
+):
     api.add_router("", part.router)
 
 

@@ -143,7 +143,7 @@ _NAMES = frozenset(
 TOO_LONG = "Enter at most %(limit_value)d characters, not %(show_value)d."
 
 
-def style_inputs(form: forms.Form) -> None:
+def style_inputs(form: forms.BaseForm) -> None:
     """Set the CSS class of the inputs, and turn off autocompletion from earlier forms.
 
     Inputs have no ``maxlength``: browsers cut pasted text without notice. The form refuses it.

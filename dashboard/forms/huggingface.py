@@ -9,7 +9,7 @@ from typing import Any
 
 from django import forms
 
-from diloco.protocol.workload import DATA_FORMATS, STDLIB, HuggingFaceWorkload
+from diloco.protocol.workload import DATA_FORMATS, SHARDS, STDLIB, HuggingFaceWorkload
 
 HF = HuggingFaceWorkload.kind
 OF_HF = (
@@ -59,7 +59,8 @@ class HuggingFaceForm(forms.Form):
         label="Evaluation", min_value=1, help_text="Held-out tokens per evaluation."
     )
     data_format = forms.ChoiceField(
-        label="Format", choices=[(name, _FORMATS.get(name, name)) for name in DATA_FORMATS]
+        label="Format",
+        choices=[(name, _FORMATS.get(name, name)) for name in DATA_FORMATS if name != SHARDS],
     )
     data_config = forms.CharField(
         label="Subset", required=False, max_length=100, help_text="Of a data set on the hub."
@@ -77,11 +78,13 @@ class HuggingFaceForm(forms.Form):
         """The fields of its data only."""
         return [self[name] for name in OF_HF[OF_HF.index("data_format") : -1]]
 
-    def huggingface(self, data: str) -> HuggingFaceWorkload:
+    def huggingface(self, data: str, *, is_sharded: bool) -> HuggingFaceWorkload:
         """The workload of a valid form. Raises :class:`SettingsError` with the form's field."""
         values = {name: self.cleaned_data[name] for name in OF_HF}
         texts = {name: v.strip() for name, v in values.items() if isinstance(v, str)}
-        return HuggingFaceWorkload(**values | texts, data=data)
+        coverage = self.cleaned_data["data_coverage"]
+        sharded = {"data_format": SHARDS, "data_coverage": coverage} if is_sharded else {}
+        return HuggingFaceWorkload(**values | texts | sharded, data=data)
 
 
 def parse_object(text: str) -> Any:
@@ -110,6 +113,7 @@ def initial_of_huggingface(workload: Any) -> dict[str, Any]:
         # The class requires a model or a configuration; the form leaves both empty.
         workload = HuggingFaceWorkload(model="none", data=STDLIB)
         return {name: getattr(workload, name) for name in OF_HF} | {"model": "", "config": ""}
-    return {name: getattr(workload, name) for name in OF_HF} | {
-        "config": write_object(workload.config)
-    }
+    values = {name: getattr(workload, name) for name in OF_HF}
+    if workload.data_format == SHARDS:  # the field "data_source" has it
+        values["data_format"] = "auto"
+    return values | {"config": write_object(workload.config)}

@@ -26,7 +26,17 @@ from runs.submit.run_draft import PoolDraft
 
 _SECONDS = ("time_limit_s", "start_timeout_s")
 _PLAIN = ("name", "rendezvous", "budget_usd", "max_restarts", "over_budget")
-_KNOWN = (*_PLAIN, *_SECONDS, "settings", "workload", "pools", "store_credential", "fork", "notify")
+_KNOWN = (
+    *_PLAIN,
+    *_SECONDS,
+    "settings",
+    "workload",
+    "pools",
+    "store_credential",
+    "fork",
+    "notify",
+    "trackers",
+)
 _POOL = tuple(PoolDraft.__dataclass_fields__)
 
 MOST_PROBLEMS = 20
@@ -74,6 +84,9 @@ def fill(
         if document.get("notify") is not None:
             chosen = [_name(item) for item in _list(document, "notify", problems)]
             values["notify"] = [str(pk) for pk in named.webhook_ids(chosen)]
+    with problems:
+        trackers = [_text(item) for item in _list(document, "trackers", problems)]
+        values["trackers"] = [str(pk) for pk in named.tracker_ids(trackers)]
     if isinstance(fork := document.get("fork"), Mapping):
         problems.unknown("fork", fork, ("run", "round", "outer"))
         values |= {"fork_run": _text(fork.get("run")), "fork_round": _text(fork.get("round"))}

@@ -26,7 +26,15 @@ from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, poste
 from dashboard.forms.sweep import SweepForm
 from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from diloco.protocol.workload import GPT_SIZES, STDLIB, ByteGPTWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import (
+    BY_REPLICA,
+    BY_UNITS,
+    GPT_SIZES,
+    SHARDS,
+    STDLIB,
+    ByteGPTWorkload,
+    HuggingFaceWorkload,
+)
 from runs.submit.run_draft import RunDraft, Workload
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
@@ -34,13 +42,19 @@ DERIVED = frozenset({"num_replicas", "start_replicas"})
 
 DOCUMENT_LENGTH = 64_000
 GPT = ByteGPTWorkload.kind
-_DATA = ("data_source", "data")
+_DATA = ("data_source", "data", "data_coverage")
 FIELDS: dict[str, tuple[str, ...]] = {
     GPT: ("size", "eval_bytes", *_DATA),
     HF: (*OF_HF, *_DATA),
     CUSTOM: OF_CUSTOM,
 }
 """Fields of each kind of workload."""
+
+MISSING = {
+    "uri": "Enter a URI of text files.",
+    "shards": "Enter the URI of token shards, e.g. s3://bucket/tokens.",
+}
+"""Errors of an empty data URI, by source."""
 
 START = {
     "wait": "The replicas that are ready after the wait at the start",
@@ -100,6 +114,11 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         required=False,
         widget=forms.CheckboxSelectMultiple,
     )
+    trackers = forms.MultipleChoiceField(
+        label="Experiment trackers",
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
     submit_key = forms.CharField(widget=forms.HiddenInput, max_length=64)
     cloned = forms.UUIDField(widget=forms.HiddenInput, required=False)
     document = forms.CharField(
@@ -122,7 +141,11 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
     )
     data_source = forms.ChoiceField(
         label="Data",
-        choices=[("stdlib", "Python standard library"), ("uri", "My own text")],
+        choices=[
+            ("stdlib", "Python standard library"),
+            ("uri", "My own text"),
+            ("shards", "Token shards"),
+        ],
         widget=forms.RadioSelect,
     )
     data = forms.CharField(  # type: ignore[assignment]
@@ -131,7 +154,18 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         max_length=500,
         help_text="Text files: a file, folder or glob supported by fsspec, e.g. "
         "file:///data/books or s3://bucket/text/*.txt. Hugging Face models also accept JSON, CSV "
-        "or Parquet files, or a data set on the hub.",
+        "or Parquet files, or a data set on the hub. Token shards: the prefix that python -m "
+        "diloco.tokenize wrote, e.g. s3://bucket/tokens.",
+    )
+    data_coverage = forms.ChoiceField(
+        label="Coverage of an epoch",
+        choices=[
+            (BY_REPLICA, "By replica number"),
+            (BY_UNITS, "Work units, each sample exactly once"),
+        ],
+        required=False,
+        help_text="By replica number, an absent replica's part is not seen. Work units are claimed "
+        "through the bucket; those of replicas that are gone are trained by others.",
     )
     eval_bytes = forms.IntegerField(
         label="Evaluation text",
@@ -151,6 +185,7 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         self.choices = choices or PoolChoices.load()
         self._choices("store_credential", self.choices.stores)
         self._choices("notify", self.choices.webhooks)
+        self._choices("trackers", self.choices.trackers)
         self.initial.setdefault("notify", [value for value, _ in self.choices.webhooks])
         self.offer_rounds()
         for spec in setting_fields():
@@ -198,10 +233,11 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         # Ignore input of other kinds: their fields are hidden, and so are their errors.
         for name in {name for names in FIELDS.values() for name in names} - set(FIELDS[kind]):
             self.errors.pop(name, None)
+        cleaned["data_coverage"] = cleaned.get("data_coverage") or BY_REPLICA
         if kind == CUSTOM:
             self.clean_custom(cleaned)
-        elif cleaned.get("data_source") == "uri" and not cleaned.get("data", "").strip():
-            self.add_error("data", "Enter a URI of text files.")
+        elif cleaned.get("data_source") in MISSING and not cleaned.get("data", "").strip():
+            self.add_error("data", MISSING[cleaned["data_source"]])
         if kind == HF:
             clean_object(self, cleaned, "config")
             model, config = cleaned.get("model", "").strip(), cleaned.get("config")
@@ -277,6 +313,7 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
             budget_usd=values["budget_usd"] or 0.0,
             max_restarts=values["max_restarts"],
             notify=self._notify(),
+            trackers=tuple(sorted(map(int, values["trackers"]))),
         )
 
     def _workload(self) -> tuple[Workload, bytes]:
@@ -285,10 +322,17 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         if values["workload"] == CUSTOM:
             return self.custom()
         data = STDLIB if values["data_source"] == "stdlib" else values["data"].strip()
+        is_sharded = values["data_source"] == SHARDS
         if values["workload"] == HF:
-            return self.huggingface(data), b""
-        size, eval_bytes = values["size"], values["eval_bytes"]
-        return ByteGPTWorkload(size=size, data=data, eval_bytes=eval_bytes), b""
+            return self.huggingface(data, is_sharded=is_sharded), b""
+        gpt = ByteGPTWorkload(
+            size=values["size"],
+            data=data,
+            data_format=SHARDS if is_sharded else "text",
+            data_coverage=values["data_coverage"] if is_sharded else BY_REPLICA,
+            eval_bytes=values["eval_bytes"],
+        )
+        return gpt, b""
 
     def _notify(self) -> tuple[int, ...] | None:
         """Ids of the chosen webhooks; None if all are chosen, which includes future ones."""
@@ -340,6 +384,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "time_limit_s": draft.time_limit_s,
         "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
         "max_restarts": draft.max_restarts,
+        "trackers": [str(pk) for pk in draft.trackers],
         **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
     }
 
@@ -347,11 +392,13 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
 def _initial_of_workload(workload: Workload) -> dict[str, Any]:
     """The kind, and the fields of the built-in model and the data."""
     gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
-    data = workload.data if isinstance(workload, HuggingFaceWorkload) else gpt.data
+    own = workload if isinstance(workload, HuggingFaceWorkload) else gpt
+    data, is_sharded = own.data, own.data_format == SHARDS
     return {
         "workload": workload.kind,
         "size": gpt.size,
-        "data_source": "stdlib" if data == STDLIB else "uri",
+        "data_source": SHARDS if is_sharded else "stdlib" if data == STDLIB else "uri",
         "data": "" if data == STDLIB else data,
+        "data_coverage": own.data_coverage,
         "eval_bytes": gpt.eval_bytes,
     }

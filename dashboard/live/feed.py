@@ -6,13 +6,13 @@
                                                   |-----> Viewer
                                                   `-----> ...
 
-A viewer is a browser (its tabs share one stream). It follows *topics*: runs by their id, and
-:data:`LIST`, the headers of all runs. The id of an event is its id in the Redis stream. A browser
-that reconnects sends its last id (``Last-Event-ID``) and gets the messages that it missed, from the
-replay buffer of the reader. If it cannot (full queue, old id), it gets a
-``resync`` event and loads the snapshot again. While Redis is down, viewers get ``feed`` events and
-poll; streams do not end. ``feed`` events also report that no worker is running, because then no
-messages come.
+A viewer is a browser (its tabs share one stream). It follows *topics*: runs by their id,
+:data:`LIST`, the headers of all runs, and :data:`~runs.live_stream.ALERTS`, changes of alerts. The
+id of an event is its id in the Redis stream. A browser that reconnects sends its last id
+(``Last-Event-ID``) and gets the messages that it missed, from the replay buffer of the reader. If
+it cannot (full queue, old id), it gets a ``resync`` event and loads the snapshot again. While Redis
+is down, viewers get ``feed`` events and poll; streams do not end. ``feed`` events also report that
+no worker is running, because then no messages come.
 
 An idle viewer costs its queue and its socket: no thread and no connection to Redis or the database,
 because views authenticate and close their connection before they stream. The format is described at
@@ -59,12 +59,14 @@ from dashboard.live.replay import (
     parse,
 )
 from runs.backends import health
-from runs.live_stream import STREAM
+from runs.live_stream import ALERTS, STREAM
 
 logger = logging.getLogger(__name__)
 
 LIST = "list"
 """The topic of the runs list."""
+SHARED = frozenset({LIST, ALERTS})
+"""Topics that belong to no single run. Every user with a role can follow them."""
 
 HEARTBEAT_S = 15.0
 """Interval of heartbeats. They keep proxies from closing an idle stream, detect browsers that left,

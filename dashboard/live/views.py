@@ -53,10 +53,11 @@ def parse_topics(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, _, after = text.partition(":")
         try:
-            topics[name if name == feed.LIST else str(uuid.UUID(name))] = after
+            topics[name if name in feed.SHARED else str(uuid.UUID(name))] = after
         except ValueError:
             raise ValueError(
-                f"topic: expected a run's id or {feed.LIST!r}, found {name[:80]!r}"
+                f"topic: expected a run's id, {' or '.join(sorted(feed.SHARED))}, "
+                f"found {name[:80]!r}"
             ) from None
     return topics
 
@@ -118,7 +119,7 @@ def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[
             return HttpResponse("sign in first", status=401, content_type="text/plain")
         if not permissions.can_view(request.user):
             return HttpResponse("no role yet", status=403, content_type="text/plain")
-        runs = set(topics) - {feed.LIST}
+        runs = set(topics) - feed.SHARED
         if runs:
             visible = selectors.runs_for(request.user).filter(pk__in=runs)
             runs -= {str(pk) for pk in visible.values_list("pk", flat=True)}

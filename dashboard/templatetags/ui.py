@@ -8,16 +8,21 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from django import template
-from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import DatabaseError
+from django.template import Context
 from django.templatetags.static import static
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from dashboard import access
+from dashboard import access, assets
+from dashboard import theme as themes
 from dashboard.presentation import badges, failure_texts, formats
 from runs.json_values import texts
+from runs.queries import alert_inbox
 from runs.queries.failures import Failure
 
 register = template.Library()
@@ -49,10 +54,65 @@ def age(value: str | datetime.datetime | None) -> str:
     return formats.age((timezone.now() - moment).total_seconds() if moment else None)
 
 
+NAVIGATION = (
+    ("Runs", "runs", ("run", "runs", "replica", "pool")),
+    ("Fleet", "fleet", ("fleet",)),
+    ("Compare", "compare", ("compare",)),
+    ("Boards", "boards", ("board", "boards")),
+    ("Spend", "spend", ("spend",)),
+    ("Planner", "planner", ("planner",)),
+)
+"""Label and URL name of the pages in the top bar, and the first words of the names below them."""
+
+
+@register.simple_tag(takes_context=True)
+def navigation(context: Context) -> list[dict[str, str]]:
+    """The links of the top bar. ``current`` is the value of ``aria-current``, or ''."""
+    match = getattr(context.get("request"), "resolver_match", None)
+    at = (match.url_name or "") if match else ""
+    entries = []
+    for label, name, words in NAVIGATION:
+        try:
+            url = reverse(name)
+        except NoReverseMatch:
+            continue
+        current = "page" if at == name else "true" if at.split("-")[0] in words else ""
+        entries.append({"label": label, "url": url, "current": current})
+    return entries
+
+
 @register.simple_tag
-def script() -> str:
-    """URL of the combined script; with ``ARCHIPELAGO_DEBUG`` that of its source modules."""
-    return static("js/app.js" if settings.DEBUG else "dist/app.js")
+def unread_alerts(user: User) -> int:
+    """The number beside the bell, of a user with a role. One query."""
+    try:
+        return alert_inbox.unread_count(user)
+    except DatabaseError:  # a page about trouble of the database
+        return 0
+
+
+@register.simple_block_tag
+def script(content: str) -> SafeString:
+    """Load the script of the page that the block names, by default ``base``: the bundle with its
+    chunks, or with ``ARCHIPELAGO_DEBUG`` the source modules."""
+    return _script_tags(content.strip() or "base")
+
+
+@lru_cache(maxsize=64)
+def _script_tags(page: str) -> SafeString:
+    entry, *chunks = assets.scripts_of(page)
+    preloads = format_html_join(
+        "\n  ", '<link rel="modulepreload" href="{}">', ((static(path),) for path in chunks)
+    )
+    return format_html('<script type="module" src="{}"></script>{}', static(entry), preloads)
+
+
+@register.simple_tag(takes_context=True)
+def theme(context: Context) -> SafeString:
+    """Attribute of the root element for a chosen theme; none for that of the system."""
+    chosen = themes.chosen(context.get("request"))
+    if chosen is themes.Theme.SYSTEM:
+        return SafeString("")
+    return format_html(' data-theme="{}"', chosen)
 
 
 @register.simple_tag

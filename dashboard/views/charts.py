@@ -25,7 +25,7 @@ from runs.metrics.bands import Band, band
 from runs.metrics.blocks import nonfinite
 from runs.metrics.charts import AXES, Axis, Curve, Scales, Window
 from runs.models import Run
-from runs.queries import selectors
+from runs.queries import round_summaries, selectors
 
 MAX_SERIES = 12
 MAX_POINTS = 10_000
@@ -161,6 +161,8 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
     body = {
         "late": differences(grid.late_in * size + grid.late["replica"].astype(np.int64)),
         "late_ds": np.rint(grid.late["late_s"] * 10).astype(np.int64).tolist(),
+        "at_ds": differences(np.rint(grid.committed * 10).astype(np.int64)),
+        "tokens": differences(grid.tokens),
         "numbers": differences(np.array(grid.numbers, dtype=np.int64)),
         "kinds": kinds,
         "states": "".join(str(kinds.index(state)) for state in grid.states),
@@ -180,6 +182,21 @@ def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     if not rows:
         raise Http404(f"no round {number}")
     return JsonResponse({"round": rows[0]})
+
+
+@require_safe
+@never_cache
+@gzip_page
+def rounds_before(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """``?below=401``: summaries of the newest rounds below that number."""
+    run = run_to_see(request, run_id)
+    try:
+        below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
+    except BadParameter as error:
+        return HttpResponseBadRequest(str(error))
+    replicas = run.replicas.count()
+    rows = round_summaries.summaries(run, before=below, replicas=replicas)
+    return JsonResponse({"rounds": rows}, json_dumps_params=COMPACT)
 
 
 @require_safe

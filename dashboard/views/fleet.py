@@ -33,6 +33,7 @@ TROUBLE = {
     "half_open": ("syncing", "warning", "Retrying"),
     "action_required": ("user", "failed", "Action required"),
     "price_limit": ("paused", "warning", "Above price limit"),
+    "budget": ("paused", "warning", "Budget is spent"),
     "waiting": ("queued", "warning", "Waiting"),
 }
 """State of a pool with trouble -> icon, tone and word; ``static/js/run/pools.js`` has the same."""

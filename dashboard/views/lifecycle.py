@@ -10,11 +10,12 @@ from django.contrib import messages
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.views.access import act, run_to_operate, signed_in
-from runs.actions import deletion, lifecycle, replicas_and_pools
+from runs.actions import deletion, lifecycle, replicas_and_pools, trackers
 from runs.exceptions import ActionRefused
 from runs.models import Run
 
@@ -51,6 +52,17 @@ def resume(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Resume a run that is paused, or that ended without final weights."""
     done = "resuming; its replicas are being launched"
     return _act(request, run_id, lambda run, user: lifecycle.resume(run, actor=user), done)
+
+
+@require_POST
+def mirror(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """Mirror the run's metrics to a tracker, or ``stop`` that."""
+    run, user = run_to_operate(request, run_id), signed_in(request)
+    name, stop = request.POST.get("tracker", ""), bool(request.POST.get("stop"))
+    change = trackers.stop_mirror if stop else trackers.mirror_run
+    done = f"no longer mirrored to {name}" if stop else f"mirrored to {name}"
+    act(request, run, run.name, lambda: change(run, name, actor=user), done)
+    return redirect(f"{reverse('run', args=[run.pk])}?tab=settings")
 
 
 @require_POST

@@ -15,17 +15,17 @@ from django.views.decorators.http import require_safe
 
 from dashboard.presentation.formats import exact
 from dashboard.views.access import run_to_see
+from dashboard.views.activity import activity_context
 from dashboard.views.checkpoints import checkpoint_context
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from runs import permissions
 from runs.actions import lifecycle
-from runs.alerts import store as alerting
 from runs.backends import health, storage_health
 from runs.backends.health import is_stale
 from runs.ingest.limits import INT_LIMIT
 from runs.models import Run
-from runs.queries import failures, run_page, selectors
+from runs.queries import failures, findings, run_page, selectors, trackers
 from runs.states import RUN_LIVE, RunState
 from runs.submit import clone_and_fork
 
@@ -38,9 +38,13 @@ TABS = (
     "system",
     "checkpoints",
     "settings",
-    "events",
-    "alerts",
+    "activity",
 )
+RENAMED = {"events": "activity", "alerts": "activity"}
+"""Tabs of older links."""
+RAIL_COOKIE = "run-rail"
+"""Whether the left rail is closed; the page sets it. A cookie, so that nothing moves while the page
+loads."""
 MAX_LOG_LINES = 2000
 
 
@@ -52,6 +56,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
     if request.GET.get("part") == "failure":
         return render(request, "runs/_failure.html", failure_context(request, run))
     tab = request.GET.get("tab", "")
+    tab = RENAMED.get(tab, tab)
     fragments = run.settings.num_fragments
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
     context = {
@@ -62,7 +67,11 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "may": allowed_actions(run),
         "origin": origin_of(run),
         "sections": settings_sections(run),
-        "alerts": alerting.alert_rows(run),
+        "rail_closed": request.COOKIES.get(RAIL_COOKIE) == "closed",
+        "findings": findings.of_run(run),
+        **activity_context(request, run),
+        "mirrors": trackers.mirror_rows(run),
+        "tracker_choices": trackers.choices(run),
         "pools": run.pools.all(),
         "size": size,
         **banners(run),
@@ -157,7 +166,9 @@ def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """The snapshot; ``?curves=0`` leaves out the points, for charts that load their windows."""
     run = run_to_see(request, run_id)
     body = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
-    return JsonResponse(body | {"silent_since": silent_since(run)})
+    return JsonResponse(
+        body | {"silent_since": silent_since(run)}, json_dumps_params={"separators": (",", ":")}
+    )
 
 
 @require_safe

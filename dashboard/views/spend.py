@@ -1,6 +1,7 @@
 """Spending by day, backend, owner, run and tag: ``/spend?days=30`` or ``?from=…&to=…``.
 
-The server draws the chart, so the page needs no script.
+The server draws the chart, so the page needs no script. The part that changes is fetched again when
+the live stream reports a change of any run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from runs.queries import spend as queries
 from runs.queries.live_jobs import JobFilter
 from runs.queries.spend import Period
 
+LABELS = {**BACKENDS, queries.TRAFFIC: queries.TRAFFIC_LABEL}
 DEFAULT_DAYS = 7
 QUICK = (7, 30, 90)
 """Periods that are one click away, in days."""
@@ -45,7 +47,7 @@ def spend(request: HttpRequest) -> HttpResponse:
     period, error = _period(request, today)
     chosen = job_filter(request).but(state="")
     row = queries.spend(user, period, chosen, now=now)
-    order = [name for name in BACKENDS if any(name in day["backends"] for day in row["days"])]
+    order = [name for name in LABELS if any(name in day["backends"] for day in row["days"])]
     order += sorted({name for day in row["days"] for name in day["backends"]} - set(order))
     context = {
         "spend": row,
@@ -66,8 +68,8 @@ def spend(request: HttpRequest) -> HttpResponse:
             "shown": period == Period(first=today.replace(day=1), last=today),
         },
         "tables": [_table(row[name], head, kind, chosen, period) for name, head, kind in TABLES],
-        "chart": day_chart(row["days"], order, BACKENDS),
-        "backends": [(name, BACKENDS.get(name, name)) for name in order],
+        "chart": day_chart(row["days"], order, LABELS),
+        "backends": [(name, LABELS.get(name, name)) for name in order],
         "days": [
             {**day, "cells": [day["backends"].get(name) for name in order]}
             for day in reversed(row["days"])
@@ -80,7 +82,8 @@ def spend(request: HttpRequest) -> HttpResponse:
         "silent_since": health.silent_since(),
         "now": now,
     }
-    return render(request, "spend/spend.html", context, status=422 if error else 200)
+    part = "spend/_spend.html" if request.GET.get("part") else "spend/spend.html"
+    return render(request, part, context, status=422 if error else 200)
 
 
 def _period(request: HttpRequest, today: date) -> tuple[Period, str]:

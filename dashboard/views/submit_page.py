@@ -202,7 +202,7 @@ _PARTS = {
     "bucket": ("rendezvous", "store_credential"),
     "start": ("start", "start_timeout_s", "max_restarts"),
     "sweep": ("sweep", "sweep_parallel", "sweep_budget_usd", "sweep_metric"),
-    "notify": ("notify",),
+    "notify": ("notify", "trackers"),
     "source": ("document",),
 }
 """Fields of each section, whose errors open it."""

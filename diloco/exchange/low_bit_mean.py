@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from diloco.codecs import Codec, get_codec
-from diloco.exchange.payload import BadPayload, checksum, decode_body, raw, slices
-from diloco.exchange.payload_reader import CannotReduce
+from diloco.exchange.checked_blocks import BadPayload, CheckedBlocks, raw
+from diloco.exchange.payload import slices
+from diloco.exchange.payload_reader import CannotReduce, codec_parts
 from diloco.exchange.timings import Timings
 from diloco.protocol import keys
-from diloco.protocol.blocks import Span, block_elements, part_spans, shard_spans
+from diloco.protocol.blocks import Span, shard_spans
 from diloco.protocol.parallel_reads import Range, read_parts
-from diloco.protocol.payload_size import CHECKSUM_DIGITS, RESIDUAL_CODEC, residual_bytes
+from diloco.protocol.payload_size import RESIDUAL_CODEC
 from diloco.protocol.reading import READS, Damaged
 from diloco.protocol.records import Commit
 from diloco.protocol.settings import GroupSettings
@@ -42,12 +43,12 @@ class LowBitShard:
     def __init__(self, codec: Codec, vector: Tensor, span: Span, *, numel: int) -> None:
         self._codec = codec
         self._span = span
-        self._block = block_elements(numel)
+        self._residual = CheckedBlocks(get_codec(RESIDUAL_CODEC), numel)
         self._mean_bytes = codec.encoded_bytes(span.numel)
-        size_bytes = self._mean_bytes + residual_bytes(span.numel, block=self._block)
+        size_bytes = self._mean_bytes + self._residual.size_bytes(span.numel)
         self._body = torch.empty(size_bytes, dtype=torch.uint8)
-        for where in slices(Span(0, span.numel), numel):
-            self._encode(vector[where.start : where.stop], where)
+        for where in slices(span, numel):
+            self._encode(vector[where.start - span.start : where.stop - span.start], where)
 
     def mean(self, part: Span) -> memoryview:
         """Return the encoded mean of ``part``, whole blocks of the fragment."""
@@ -62,21 +63,16 @@ class LowBitShard:
 
     @torch.no_grad()
     def _encode(self, piece: Tensor, where: Span) -> None:
-        start = self._codec.encoded_bytes(where.start)
+        before = where.start - self._span.start
+        start = self._codec.encoded_bytes(before)
         body = self._body[start : start + self._codec.encoded_bytes(piece.numel())]
         self._codec.encode(piece, body)
         decoded = self._codec.decode(body, piece.numel())
         residual = piece - decoded
         piece.copy_(decoded)
-        position = self._mean_bytes + residual_bytes(where.start, block=self._block)
-        for values in torch.split(residual, self._block):
-            codec = get_codec(RESIDUAL_CODEC)
-            encoded = self._body[position : position + codec.encoded_bytes(values.numel())]
-            codec.encode(values, encoded)
-            position += encoded.numel()
-            digits = torch.frombuffer(bytearray(checksum(raw(encoded)), "ascii"), dtype=torch.uint8)
-            self._body[position : position + digits.numel()] = digits
-            position += digits.numel()
+        start = self._mean_bytes + self._residual.size_bytes(before)
+        encoded = self._body[start : start + self._residual.size_bytes(where.numel)]
+        self._residual.encode(residual, where, encoded)
 
 
 class ResidualReader:
@@ -102,9 +98,8 @@ class ResidualReader:
         self._numel = numel
         self._commit_of = commit_of
         self._timings = timings
-        self._block = block_elements(numel)
         self._mean = get_codec(settings.mean_codec)
-        self._codec = get_codec(RESIDUAL_CODEC)
+        self._residual = CheckedBlocks(get_codec(RESIDUAL_CODEC), numel)
 
     def pieces(self, span: Span) -> Iterator[tuple[Span, Tensor]]:
         """Yield (elements, values) of the residual in ``span`` (whole blocks), part by part.
@@ -143,7 +138,6 @@ class ResidualReader:
 
     def _ranges(self, previous: Commit, span: Span) -> Iterator[tuple[Span, Range]]:
         """Yield the parts of ``span`` and their places in the shards of the previous round."""
-        block_bytes = residual_bytes(self._block, block=self._block)
         # No shards: a gathered round applied the exact mean.
         for shard, stored in enumerate(shard_spans(self._numel, len(previous.shards))):
             common = Span(max(span.start, stored.start), min(span.stop, stored.stop))
@@ -151,10 +145,9 @@ class ResidualReader:
                 continue
             key = keys.reduced_shard(previous.round, shard, previous.shards[shard])
             mean_bytes = self._mean.encoded_bytes(stored.numel)
-            for part in part_spans(common, block=self._block, block_bytes=block_bytes):
-                before = residual_bytes(part.start - stored.start, block=self._block)
-                size_bytes = residual_bytes(part.numel, block=self._block)
-                yield part, (key, mean_bytes + before, size_bytes)
+            for part in codec_parts(common, self._numel, self._residual.codec):
+                before = self._residual.size_bytes(part.start - stored.start)
+                yield part, (key, mean_bytes + before, self._residual.size_bytes(part.numel))
 
     def _verified(self, data: bytes, part: Span, where: Range) -> Tensor:
         """Decode a part, reading it again if it is damaged. Raises :class:`CannotReduce`."""
@@ -169,19 +162,7 @@ class ResidualReader:
         raise CannotReduce(None, f"residual in {where[0]}: {reason}")
 
     def _decoded(self, data: memoryview, part: Span) -> Tensor:
-        size_bytes = residual_bytes(part.numel, block=self._block)
-        if len(data) != size_bytes:
-            raise BadPayload(f"expected {size_bytes} bytes, found {len(data)}")
-        vector = torch.empty(part.numel, dtype=torch.float32)
-        position = 0
-        for values in torch.split(vector, self._block):
-            body = data[position : position + self._codec.encoded_bytes(values.numel())]
-            position += len(body) + CHECKSUM_DIGITS
-            expected = bytes(data[position - CHECKSUM_DIGITS : position])
-            found = checksum(body)
-            if found.encode() != expected:
-                raise BadPayload(f"expected checksum {expected!r}, found {found!r}")
-            decode_body(body, values.numel(), self._codec, values)
+        vector = self._residual.decode(data, part)
         # A sum is finite only if every element is.
         if not bool(torch.isfinite(vector.sum())):
             raise BadPayload("expected finite values, found NaN or infinity")

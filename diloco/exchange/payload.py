@@ -4,41 +4,36 @@
 
    8 bytes    magic "ARCHIPL2"
    248 bytes  JSON of a PayloadInfo, padded with spaces
-   body       codec output, block after block
+   body       codec output, block after block, each with its checksum
 
 A payload of a replica of several ranks can be divided into objects, one per *slice* of the fragment
 (:func:`~diloco.protocol.blocks.slice_spans`). Joined, they are the same bytes.
 
 The header follows from the plan, so a reader computes it instead of reading it and can request any
-byte range of the body at once. Each block of the body has a checksum (the low 32 bits of xxh3_64,
-against damage, not against attacks). The checksums are stored in the contribution's record and in
-the plan. A payload can therefore be encoded, checked and uploaded in one pass, and a slice can be
-verified without the rest. A payload's *digest*, the sha256 of header and checksums, identifies its
-content.
-
-Errors: :class:`BadPayload` with the expected and found values.
+byte range of the body at once. The checksums (:mod:`diloco.exchange.checked_blocks`) start from a
+hash of the header, which has the number of the attempt: a plan fixes which payload its readers
+accept, block by block. A payload can be encoded, checked and uploaded in one pass, and a slice can
+be verified without the rest. A payload's *digest*, the sha256 of header and checksums, identifies
+its content.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from diloco.clock import Clock
 from diloco.codecs import Codec
+from diloco.exchange.checked_blocks import BadPayload, CheckedBlocks, raw
 from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import fast_sum_of_squares, sum_of_squares
 from diloco.protocol.blocks import HEADER_BYTES, Span, block_elements, slice_spans
-from diloco.protocol.payload_size import CHECKSUM_DIGITS
 from diloco.store.base import PART_BYTES
 
 MAGIC = b"ARCHIPL2"
@@ -49,13 +44,13 @@ KEPT_SHARE = 32
 """The writer keeps a payload that is smaller than its vector by at least this factor."""
 
 
-class BadPayload(ValueError):
-    """A payload is truncated, damaged, or not the one in the plan."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PayloadInfo:
-    """Identity and codec of a payload; ``numel`` is the size of the fragment."""
+    """Identity and codec of a payload; ``numel`` is the size of the fragment.
+
+    ``attempt`` counts the contributions of the process, so that two payloads of one round differ:
+    a process that restarts from a checkpoint can contribute to a round again.
+    """
 
     round: int
     fragment: int
@@ -63,6 +58,7 @@ class PayloadInfo:
     incarnation: str
     codec: str
     numel: int
+    attempt: int = 1
 
 
 def header(info: PayloadInfo) -> bytes:
@@ -77,23 +73,18 @@ def digest_of(info: PayloadInfo, checksums: str) -> str:
     return hashlib.sha256(header(info) + checksums.encode()).hexdigest()
 
 
-def checksum(data: bytes | bytearray | memoryview) -> str:
-    """Return the checksum of a block: 8 hex digits."""
-    return f"{xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF:08x}"
+def blocks_of(info: PayloadInfo, codec: Codec) -> CheckedBlocks:
+    """Return the layout of a payload's body."""
+    return CheckedBlocks(codec, info.numel, xxhash.xxh3_64_intdigest(header(info)))
 
 
-def raw(body: Tensor) -> memoryview:
-    """Return the bytes of a 1-d uint8 CPU tensor without a copy."""
-    return memoryview(body.contiguous().numpy()).cast("B")  # type: ignore[arg-type]
-
-
-def object_range(info_numel: int, slices: int, span: Span, codec: Codec) -> tuple[int, int]:
+def object_range(blocks: CheckedBlocks, slices: int, span: Span) -> tuple[int, int]:
     """Return the slice that contains ``span`` of a payload and the position of its first byte in
     that slice's object. Raises :class:`BadPayload` if no slice contains it."""
-    for index, held in enumerate(slice_spans(info_numel, slices)):
+    for index, held in enumerate(slice_spans(blocks.numel, slices)):
         if held.start <= span.start and span.stop <= held.stop and held.numel:
             header_bytes = HEADER_BYTES if held.start == 0 else 0
-            return index, header_bytes + codec.encoded_bytes(span.start - held.start)
+            return index, header_bytes + blocks.size_bytes(span.start - held.start)
     raise BadPayload(f"expected elements {span.start} to {span.stop} in one of {slices} slices")
 
 
@@ -132,7 +123,8 @@ class PayloadWriter:
         assert vector.numel() == self.span.numel
         self.info = info
         self.header = b"" if self.span.start else header(info)
-        self.size_bytes = len(self.header) + codec.encoded_bytes(self.span.numel)
+        self.blocks = blocks_of(info, codec)
+        self.size_bytes = len(self.header) + self.blocks.size_bytes(self.span.numel)
         self.checksums = ""
         self.squares: list[tuple[int, float]] = []
         self.body: Tensor | None = None
@@ -158,7 +150,7 @@ class PayloadWriter:
     def parts(self) -> Iterator[memoryview]:
         """Yield the object in parts of :data:`PART_BYTES`, each in separate memory."""
         parts = _PartBuffer(self.size_bytes)
-        content = _Content(self._codec.encoded_bytes(block_elements(self.info.numel)))
+        content = _Content()
         is_small = self._codec.encoded_bytes(self.info.numel) * KEPT_SHARE < 4 * self.info.numel
         if self.header:
             parts.room(len(self.header)).copy_(torch.frombuffer(bytearray(self.header), dtype=U8))
@@ -166,25 +158,21 @@ class PayloadWriter:
         offset = self.span.start
         for where in slices(self.span, self.info.numel):
             started_s = self._clock.monotonic()
-            body = parts.room(self._codec.encoded_bytes(where.numel))
-            self._codec.encode(self._vector[where.start - offset : where.stop - offset], body)
-            self._count(content, where, body)
+            piece = self._vector[where.start - offset : where.stop - offset]
+            body = parts.room(self.blocks.size_bytes(where.numel))
+            bodies, checksums = self.blocks.encode(piece, where, body)
+            content.checksums.append(checksums)
+            self._count(content, where, self.blocks.decode_bodies(bodies, where.numel))
             if is_small:
-                content.kept.append(body.clone())
+                content.kept += [body.clone() for body in bodies]
             self.encode_s += self._clock.monotonic() - started_s
             yield from parts.filled()
         self.checksums = "".join(content.checksums)
         self.squares = content.squares
         self.body = torch.cat(content.kept) if content.kept else None
 
-    def _count(self, content: _Content, where: Span, body: Tensor) -> None:
-        """Add the checksums and sums of squares of the elements ``where``."""
-        piece = raw(body)
-        content.checksums += [
-            checksum(piece[offset : offset + content.block_bytes])
-            for offset in range(0, len(piece), content.block_bytes)
-        ]
-        decoded = self._codec.decode(body, where.numel)
+    def _count(self, content: _Content, where: Span, decoded: Tensor) -> None:
+        """Add the sums of squares of the elements ``where``."""
         first = self._slots[0].offset
         for index, span in overlaps(self._slots, first, where.start, where.numel):
             tensor = decoded[span.start - where.start : span.stop - where.start]
@@ -195,7 +183,6 @@ class PayloadWriter:
 class _Content:
     """Checksums and sums of squares of the payload that is being encoded."""
 
-    block_bytes: int
     checksums: list[str] = field(default_factory=list)
     squares: list[tuple[int, float]] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
@@ -263,58 +250,3 @@ def overlaps(
         low, high = max(slot.offset - first, start), min(slot.stop - first, start + numel)
         if low < high:
             yield index, Span(low, high)
-
-
-def check_part(
-    data: bytes | bytearray | memoryview, span: Span, codec: Codec, *, numel: int, checksums: str
-) -> None:
-    """Check the bytes of ``span`` (whole blocks of a fragment of ``numel`` elements) against the
-    payload's checksums. Raises :class:`BadPayload`."""
-    size_bytes = codec.encoded_bytes(span.numel)
-    if len(data) != size_bytes:
-        raise BadPayload(
-            f"expected {size_bytes} bytes of elements {span.start} to {span.stop}, "
-            f"found {len(data)}"
-        )
-    block = block_elements(numel)
-    view = memoryview(data)
-    offset = 0
-    for start in range(span.start, span.stop, block):
-        size = codec.encoded_bytes(min(block, span.stop - start))
-        index = start // block
-        expected = checksums[index * CHECKSUM_DIGITS : (index + 1) * CHECKSUM_DIGITS]
-        found = checksum(view[offset : offset + size])
-        if found != expected:
-            raise BadPayload(f"expected checksum {expected} of block {index}, found {found}")
-        offset += size
-
-
-def decode_part(
-    data: bytes | bytearray | memoryview, span: Span, codec: Codec, *, numel: int, checksums: str
-) -> Tensor:
-    """Verify and decode the bytes of ``span`` (whole blocks of a fragment of ``numel`` elements) to
-    (span,) fp32. Raises :class:`BadPayload`."""
-    check_part(data, span, codec, numel=numel, checksums=checksums)
-    return decode_body(data, span.numel, codec)
-
-
-def decode_body(
-    data: bytes | bytearray | memoryview, numel: int, codec: Codec, out: Tensor | None = None
-) -> Tensor:
-    """Decode a body to (numel,) fp32, written to ``out`` if it is given. Without ``out`` the vector
-    can share the memory of ``data`` and must not be modified. Raises :class:`BadPayload`."""
-    if not data:
-        return torch.empty(0, dtype=torch.float32)
-    try:
-        return codec.decode(_tensor_of(data), numel, out)
-    except ValueError as error:
-        raise BadPayload(str(error)) from None
-
-
-def _tensor_of(data: bytes | bytearray | memoryview) -> Tensor:
-    """View bytes as a 1-d uint8 tensor, which must not be written. torch warns of a read-only
-    buffer, so it gets the address."""
-    source = np.frombuffer(data, dtype=np.uint8)
-    buffer: Any = (ctypes.c_uint8 * source.size).from_address(source.ctypes.data)
-    buffer.source = source  # keeps the memory
-    return torch.frombuffer(buffer, dtype=U8)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from diloco.codecs import Codec
-from diloco.exchange.payload import BadPayload, decode_part, object_range, slices
+from diloco.exchange.checked_blocks import BadPayload, CheckedBlocks
+from diloco.exchange.payload import PayloadInfo, blocks_of, object_range, slices
 from diloco.exchange.timings import Timings
 from diloco.protocol import keys
 from diloco.protocol.blocks import (
@@ -131,9 +132,13 @@ class PayloadReader:
 
     def _parts(self, span: Span) -> list[Span]:
         """Return the parts of ``span``, cut where a payload's next object begins. Raises
-        :class:`CannotReduce` for a number of objects that no payload has."""
+        :class:`CannotReduce` for a number of objects, or an incarnation, that no payload has."""
         cuts = {span.start, span.stop}
         for planned in self._plan.contributions:
+            if not keys.is_incarnation(planned.incarnation):
+                raise CannotReduce(
+                    planned.replica, f"found incarnation {planned.incarnation!r}"[:200]
+                )
             if not 1 <= planned.slices <= slice_count(self._numel, MAX_SLICES):
                 raise CannotReduce(planned.replica, f"found {planned.slices} slices"[:200])
             starts = {held.start for held in slice_spans(self._numel, planned.slices)}
@@ -145,11 +150,25 @@ class PayloadReader:
         ]
 
     def _range(self, planned: PlannedContribution, span: Span) -> Range:
-        index, start = object_range(self._numel, planned.slices, span, self._codec)
+        blocks = self._blocks_of(planned)
+        index, start = object_range(blocks, planned.slices, span)
         key = keys.contribution_payload(
             self._plan.round, planned.replica, planned.incarnation, index
         )
-        return key, start, self._codec.encoded_bytes(span.numel)
+        return key, start, blocks.size_bytes(span.numel)
+
+    def _blocks_of(self, planned: PlannedContribution) -> CheckedBlocks:
+        """Return the layout of a payload, with the checksums that the plan accepts."""
+        info = PayloadInfo(
+            round=self._plan.round,
+            fragment=self._plan.fragment,
+            replica=planned.replica,
+            incarnation=planned.incarnation,
+            codec=self._codec.name,
+            numel=self._numel,
+            attempt=planned.attempt,
+        )
+        return blocks_of(info, self._codec)
 
     def _own_part(self, part: Span) -> Iterator[tuple[Span, Tensor]]:
         assert self._own is not None
@@ -164,22 +183,17 @@ class PayloadReader:
                 data = memoryview(next(stream))
         except MissingKey as error:
             raise CannotReduce(planned.replica, f"expected an object {error}, found none") from None
+        blocks = self._blocks_of(planned)
         for where in slices(part, self._numel):
-            start = self._codec.encoded_bytes(where.start) - self._codec.encoded_bytes(part.start)
+            start = blocks.size_bytes(where.start) - blocks.size_bytes(part.start)
             try:
-                body = data[start : start + self._codec.encoded_bytes(where.numel)]
-                piece = self._decoded(body, where, planned)
+                piece = blocks.decode(data[start : start + blocks.size_bytes(where.numel)], where)
             except BadPayload as error:
                 piece = self._read_slice_again(planned, where, error)
             # A sum is finite only if every element is.
             if not bool(torch.isfinite(piece.sum())):
                 raise CannotReduce(planned.replica, "expected finite values, found NaN or infinity")
             yield where, piece
-
-    def _decoded(
-        self, data: memoryview | bytes, where: Span, planned: PlannedContribution
-    ) -> Tensor:
-        return decode_part(data, where, self._codec, numel=self._numel, checksums=planned.checksums)
 
     def _read_slice_again(
         self, planned: PlannedContribution, where: Span, error: BadPayload
@@ -188,11 +202,12 @@ class PayloadReader:
 
         Raises :class:`CannotReduce` after :data:`~diloco.protocol.reading.READS` failed reads.
         """
+        blocks = self._blocks_of(planned)
         key, start, size_bytes = self._range(planned, where)
         for _ in range(READS - 1):
             log.warning("%s: %s; reading it again", key, error)
             try:
-                return self._decoded(self._store.get_range(key, start, size_bytes), where, planned)
+                return blocks.decode(self._store.get_range(key, start, size_bytes), where)
             except MissingKey as missing:
                 reason = f"expected an object {missing}, found none"
                 raise CannotReduce(planned.replica, reason) from None

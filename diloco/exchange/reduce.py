@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from diloco.codecs import get_codec
+from diloco.exchange.checked_blocks import BadPayload, decode_body, raw
 from diloco.exchange.cosine import Products, cosine_of, products
 from diloco.exchange.low_bit_mean import LowBitShard, ResidualReader
-from diloco.exchange.payload import SLICE, BadPayload, decode_body, overlaps, raw
+from diloco.exchange.payload import SLICE, overlaps
 from diloco.exchange.payload_reader import CannotReduce, Own, PayloadReader, codec_parts
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot

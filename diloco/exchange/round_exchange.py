@@ -8,6 +8,7 @@ in its own thread.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -62,6 +63,7 @@ class Exchange:
         self._store = store
         self._round_observer = round_observer
         self._clock = clock
+        self._attempts = itertools.count(1)
         self._context = ExchangeContext(
             store=store,
             settings=settings,
@@ -95,6 +97,7 @@ class Exchange:
             incarnation=identity.incarnation,
             codec=self._context.settings.codec,
             numel=slots[-1].stop - slots[0].offset,
+            attempt=next(self._attempts),
         )
         where = (round, identity.replica, identity.incarnation)
         with timings.measure("upload"):
@@ -103,8 +106,7 @@ class Exchange:
         timings.add("upload", -encode_s)
         timings.add("encode", encode_s)
         norms = norms_of([square for part in parts for square in part.squares], len(slots))
-        checksums = "".join(part.checksums for part in parts)
-        digest = digest_of(info, checksums)
+        digest = digest_of(info, "".join(part.checksums for part in parts))
         record = ContributionRecord(
             round=info.round,
             fragment=info.fragment,
@@ -124,11 +126,11 @@ class Exchange:
             norms=norms,
             size_bytes=sum(part.size_bytes for part in parts),
             digest=digest,
-            checksums=checksums,
             compute_s=work.compute_s,
             encode_s=encode_s,
             rounds_here=rounds_here,
             slices=len(parts),
+            attempt=info.attempt,
             wall_s=self._clock.wall(),
         )
         with timings.measure("upload"):

@@ -9,13 +9,15 @@ another part in each round. ``DILOCO_VERIFY_UPLOAD_BYTES`` sets the limit; 0 dis
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
 
 from diloco.codecs import Codec
-from diloco.exchange.payload import BadPayload, PayloadWriter, check_part
-from diloco.protocol.blocks import Span, block_elements, part_spans
+from diloco.exchange.checked_blocks import BadPayload
+from diloco.exchange.payload import PayloadWriter
+from diloco.protocol.blocks import Span, block_elements, part_spans, read_back_ranges
 from diloco.protocol.parallel_reads import Range, read_parts
 from diloco.store.base import MissingKey, Store
 
@@ -62,12 +64,19 @@ def damage_of(
     A part that fails is read once more, because a single read can be damaged in transfer.
     """
     parts = _verified_parts(packing, codec, verify_bytes)
-    ranges = [_range_of(key, packing, part, codec) for part in parts]
+    places = [_range_of(key, packing, part) for part in parts]
+    divided = [read_back_ranges(length) for _, _, length in places]
+    ranges = [
+        (key, first + start, length)
+        for (_, first, _), pieces in zip(places, divided, strict=True)
+        for start, length in pieces
+    ]
     try:
         with contextlib.closing(read_parts(store, ranges)) as stream:
-            for part, where, data in zip(parts, ranges, stream, strict=True):
-                if _part_damage(data, packing, codec, part):
-                    damage = _part_damage(store.get_range(*where), packing, codec, part)
+            for part, where, pieces in zip(parts, places, divided, strict=True):
+                data = b"".join(itertools.islice(stream, len(pieces)))
+                if _part_damage(data, packing, part):
+                    damage = _part_damage(store.get_range(*where), packing, part)
                     if damage:
                         return damage
     except MissingKey:
@@ -90,27 +99,26 @@ def _verified_parts(packing: PayloadWriter, codec: Codec, verify_bytes: int) -> 
     return chosen
 
 
-def _within(packing: PayloadWriter, part: Span) -> Span:
-    """Return the position of a part in the slice of the fragment that was uploaded."""
-    return Span(part.start - packing.span.start, part.stop - packing.span.start)
+def _header_bytes(packing: PayloadWriter, part: Span) -> int:
+    """Return the bytes of the header that are read with a part."""
+    return 0 if part.start > packing.span.start else len(packing.header)
 
 
-def _range_of(key: str, packing: PayloadWriter, part: Span, codec: Codec) -> Range:
+def _range_of(key: str, packing: PayloadWriter, part: Span) -> Range:
     """Return the place of a part. The header precedes the first part and is read with it."""
-    where = _within(packing, part)
-    header_bytes = 0 if where.start else len(packing.header)
-    start = len(packing.header) + codec.encoded_bytes(where.start) - header_bytes
-    return key, start, codec.encoded_bytes(part.numel) + header_bytes
+    header_bytes = _header_bytes(packing, part)
+    before = packing.blocks.size_bytes(part.start - packing.span.start)
+    start = len(packing.header) + before - header_bytes
+    return key, start, packing.blocks.size_bytes(part.numel) + header_bytes
 
 
-def _part_damage(content: bytes, packing: PayloadWriter, codec: Codec, part: Span) -> str:
+def _part_damage(content: bytes, packing: PayloadWriter, part: Span) -> str:
     """Return the damage of one part that was read back."""
-    info, data, where = packing.info, memoryview(content), _within(packing, part)
-    header_bytes = 0 if where.start else len(packing.header)
+    data, header_bytes = memoryview(content), _header_bytes(packing, part)
     if bytes(data[:header_bytes]) != packing.header[:header_bytes]:
         return "expected its header, found another"
     try:
-        check_part(data[header_bytes:], where, codec, numel=info.numel, checksums=packing.checksums)
+        packing.blocks.check(data[header_bytes:], part)
     except BadPayload as error:
         return str(error)
     return ""

@@ -119,6 +119,10 @@ class Layout:
         """Return the held elements of a fragment, or all, in the vector of held elements."""
         return self.span(fragment)
 
+    def held_position(self, fragment: int) -> int:
+        """Return the position in the flat vector of the first held element of a fragment."""
+        return self.span(fragment).start
+
     def digest(self, held: Tensor) -> str:
         """Return the digest of a fragment from its held elements."""
         return digest(held)
@@ -164,7 +168,7 @@ class Layout:
 
     @torch.no_grad()
     def write(self, vector: Tensor, fragment: int | None = None) -> None:
-        """Set the parameters of a fragment, or all, in place from a flat fp32 CPU vector (n,)."""
+        """Set the parameters of a fragment, or all, in place from a flat CPU vector (n,)."""
         parameters = self._held(fragment)
         first = parameters[0][0].offset
         for slot, parameter in parameters:
@@ -196,7 +200,7 @@ class Layout:
                 local = piece.values[start : start + CHUNK]
                 where = slice(piece.at + start, piece.at + start + local.numel())
                 change = scratch[: local.numel()].copy_(local)
-                change.sub_(_rounded(piece.slot, base[where]))
+                change.sub_(_rounded(piece.slot, base[where].float()))
                 if add:
                     into[where].add_(change)
                 else:
@@ -218,7 +222,7 @@ class Layout:
         return [named_parameters.local(parameter) for _, parameter in self._held(None)]
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return fp32 views of ``vector`` with shape ``slot.shape``, by name."""
+        """Return views of ``vector`` with shape ``slot.shape``, by name."""
         return {slot.name: vector[slot.offset : slot.stop].view(slot.shape) for slot in self.slots}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:

@@ -4,7 +4,8 @@ digests.
 Sign: the pseudo-gradient is ``base - local`` (arXiv:2311.08105, algorithm 1, line 12), so the outer
 optimizer *descends* along it.
 
-All operations run on the CPU in fp32 as separate multiplications and additions in a fixed order, so
+All operations run on the CPU in fp32, also on weights and state that are stored as bf16
+(:mod:`diloco.model.rounding`), as separate multiplications and additions in a fixed order, so
 that every replica computes the same bits (invariant I3). Not used: ``torch.optim``, ``alpha=``,
 ``lerp`` and ``addcmul``, whose fused multiply-adds differ between machines, and ``sum``, whose
 order depends on the number of threads.
@@ -22,6 +23,7 @@ import xxhash
 from torch import Tensor
 
 from diloco.model.outer_rules import Nesterov, OuterRule, load_rule
+from diloco.model.rounding import DTYPES, RandomRounding
 from diloco.protocol.blocks import Span
 from diloco.protocol.outer_schedule import outer_lr_at
 from diloco.protocol.settings import GroupSettings
@@ -40,11 +42,12 @@ NORM_TOP = 256
 
 
 class OuterOptimizer:
-    """The outer step and its state, on flat fp32 CPU vectors.
+    """The outer step and its state, on flat CPU vectors.
 
     ``rule`` is by default :class:`~diloco.model.outer_rules.Nesterov` with ``momentum``;
     ``schedule`` maps the number of a committed round to its learning rate, by default ``lr``. The
     elements ``averaged`` do not follow the rule: they become the average of the contributors.
+    ``dtypes`` are those of the master weights and of the state vectors, fp32 or bf16.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class OuterOptimizer:
         rule: OuterRule | None = None,
         schedule: Callable[[int], float] | None = None,
         averaged: Sequence[Span] = (),
+        dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     ) -> None:
+        self.weights_dtype, self.state_dtype = dtypes
         self._rule = rule or Nesterov(momentum)
         self._lr_at = schedule or (lambda round: lr)
         self._averaged = averaged
-        self.vectors = {name: torch.zeros(numel) for name in self._rule.vectors}
-        """The state vectors by name, (numel,) fp32."""
+        self.vectors = self.zeros(numel)
+        """The state vectors by name, (numel,) of ``state_dtype``."""
 
     @classmethod
     def of(
@@ -76,7 +81,12 @@ class OuterOptimizer:
             rule=load_rule(settings),
             schedule=lambda round: outer_lr_at(settings, round),
             averaged=averaged,
+            dtypes=(DTYPES[settings.master_dtype], DTYPES[settings.momentum_dtype]),
         )
+
+    def zeros(self, numel: int) -> dict[str, Tensor]:
+        """Return new state vectors of ``numel`` elements by name."""
+        return {name: torch.zeros(numel, dtype=self.state_dtype) for name in self._rule.vectors}
 
     def with_vectors(self, vectors: dict[str, Tensor]) -> OuterOptimizer:
         """Return this optimizer with other state vectors."""
@@ -93,25 +103,35 @@ class OuterOptimizer:
         *,
         round: int = 1,
         present: float = 1.0,
+        position: int | None = None,
     ) -> float:
         """Update the elements ``where`` of ``weights`` (numel,), or all, in place along
-        ``gradient`` (n,), and return the L2 norm of the change, whose last bits depend on the CPU.
-        ``round`` is the number of the committed round, from 1. ``present`` is the sum of the
-        contributions' weights, below 1 if a replica is late: the averaged elements are divided by
-        it."""
+        ``gradient`` (n,), and return the L2 norm of the change before it is rounded, whose last
+        bits depend on the CPU. ``round`` is the number of the committed round, from 1. ``present``
+        is the sum of the contributions' weights, below 1 if a replica is late: the averaged
+        elements are divided by it. ``position`` is that of the first element in the flat vector,
+        by default its index."""
         where = where or Span(0, weights.numel())
+        offset = 0 if position is None else position - where.start
+        stored = {"weights": weights, **{f"state {n}": v for n, v in self.vectors.items()}}
+        rounding = {name: RandomRounding(round, name) for name in stored}
         lr, squares = self._lr_at(round), 0.0
         for start in range(where.start, where.stop, PIECE):
             piece = slice(start, min(start + PIECE, where.stop))
             change = gradient[piece.start - where.start : piece.stop - where.start]
-            state = {name: vector[piece] for name, vector in self.vectors.items()}
+            held = {name: vector[piece].float() for name, vector in stored.items()}
+            state = {name: held[f"state {name}"] for name in self.vectors}
             update = self._rule.update(change, state, lr=lr)
             for span in self._averaged:
                 first, last = max(span.start, piece.start), min(span.stop, piece.stop)
                 if first < last:
                     inside = slice(first - piece.start, last - piece.start)
                     update[inside] = change[inside].mul(1.0 / present)
-            weights[piece].sub_(update)
+            held["weights"].sub_(update)
+            for name, vector in stored.items():
+                if vector.dtype != torch.float32:  # otherwise ``held`` is the vector itself
+                    at = piece.start + offset
+                    rounding[name].store(held[name], vector[piece], position=at)
             squares += fast_sum_of_squares(update)
         return _root(squares)
 
@@ -233,6 +253,15 @@ def chunk_digests(data: memoryview) -> bytes:
     return b"".join(xxhash.xxh3_128_digest(data[n : n + DIGEST_CHUNK]) for n in starts)
 
 
+def vector_digests(vector: Tensor) -> bytes:
+    """Return the :func:`chunk_digests` of a flat CPU vector's values in fp32, whatever its
+    dtype."""
+    if vector.dtype == torch.float32:
+        return chunk_digests(vector_bytes(vector))
+    pieces = torch.split(vector, DIGEST_CHUNK // torch.float32.itemsize)
+    return b"".join(chunk_digests(vector_bytes(piece.float())) for piece in pieces)
+
+
 def vector_bytes(vector: Tensor) -> memoryview:
     """Return the bytes of a flat fp32 CPU vector, without a copy if it is contiguous."""
     return memoryview(vector.contiguous().numpy()).cast("B")  # type: ignore[arg-type]
@@ -246,5 +275,7 @@ def content_digest(data: memoryview) -> str:
 
 
 def digest(vector: Tensor) -> str:
-    """Return the :class:`ContentDigest` of a flat fp32 CPU vector's bytes."""
-    return content_digest(vector_bytes(vector))
+    """Return the :class:`ContentDigest` of a flat CPU vector's values in fp32."""
+    content = ContentDigest()
+    content.update_chunks(vector_digests(vector))
+    return content.hexdigest()

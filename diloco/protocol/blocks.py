@@ -108,6 +108,14 @@ def part_count(span: Span, *, block: int, block_bytes: int) -> int:
     return -(-span.numel // part_elements(block=block, block_bytes=block_bytes))
 
 
+def read_back_ranges(size_bytes: int) -> list[tuple[int, int]]:
+    """Divide the bytes of a part that its writer reads back into ranges (start, length) of about a
+    quarter of :data:`PART_BYTES`: nothing else uses the line then, and one connection is slow."""
+    count = max(1, size_bytes // (PART_BYTES // 4))
+    step = -(-size_bytes // count)
+    return [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
+
+
 def part_elements(*, block: int, block_bytes: int) -> int:
     """Return the elements of every part of :func:`part_spans` but the last."""
     return block * max(1, PART_BYTES // max(1, block_bytes))

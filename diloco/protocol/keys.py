@@ -20,6 +20,8 @@ JOURNAL = "control/journal/"
 PREFLIGHT = "preflight/"
 TELEMETRY = "telemetry/"
 FINAL = "final/"
+UNITS = "units/"
+HELD_UNITS = "units/held/"
 FINAL_MANIFEST = "final/manifest.json"
 
 LAST_REPLICA = 99_999
@@ -259,6 +261,37 @@ def final_sample(replica: int, incarnation: str) -> str:
     return f"{final_dir(replica, incarnation)}sample.json"
 
 
+def unit_plan() -> str:
+    """Return the key of the division of an epoch into work units."""
+    return f"{UNITS}plan.json"
+
+
+def unit(epoch: int, number: int) -> str:
+    return f"{UNITS}{epoch:06d}/{number:06d}/"
+
+
+def unit_link(epoch: int, number: int, seq: int) -> str:
+    """Return the key of link ``seq`` of a work unit's chain (:mod:`diloco.data.unit_records`)."""
+    return f"{unit(epoch, number)}{seq:06d}.json"
+
+
+def parse_unit_link(key: str) -> tuple[int, int, int] | None:
+    """Return (epoch, unit, seq) of a link's key, None for any other key."""
+    match = re.fullmatch(r"units/([0-9]{6})/([0-9]{6})/([0-9]{6})\.json", key)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def held_units(replica: int, incarnation: str) -> str:
+    """Return the key of the list of units that a process holds."""
+    return f"{HELD_UNITS}{replica:05d}.{incarnation}.json"
+
+
+def parse_held_units(key: str) -> tuple[int, str] | None:
+    """Return (replica, incarnation) of the key of a list of units, None for any other key."""
+    match = re.fullmatch(r"units/held/([0-9]{5})\.([0-9]{5}-[0-9a-f]{8})\.json", key)
+    return (int(match[1]), match[2]) if match else None
+
+
 def preflight(nonce: str, part: str = "") -> str:
     """Return a key for :mod:`diloco.preflight`; ``nonce`` (16 hex digits) separates concurrent
     checks."""
@@ -287,11 +320,12 @@ class Kind(StrEnum):
     CONTROL = "control"
     JOURNAL = "journal"
     FINAL = "final"
+    UNIT = "unit"
     PREFLIGHT = "preflight"
 
 
-_N, _R = "[0-9]{8}", "[0-9]{5}"
-"""Patterns of a round or number, and of a replica or shard."""
+_N, _R, _U = "[0-9]{8}", "[0-9]{5}", "[0-9]{6}"
+"""Patterns of a round or number, of a replica or shard, and of an epoch, a unit or a link."""
 _I = _INCARNATION.pattern
 _KINDS = {
     Kind.OWNER: r"owner\.json",
@@ -315,6 +349,7 @@ _KINDS = {
         rf"final/(?:manifest\.json"
         rf"|{_R}\.{_I}/(?:model\.safetensors|(?:config|summary|sample)\.json))"
     ),
+    Kind.UNIT: rf"units/(?:plan\.json|held/{_R}\.{_I}\.json|{_U}/{_U}/{_U}\.json)",
     Kind.PREFLIGHT: r"preflight/[0-9a-f]{16}(?:\.(?:parts|create|race))?",
 }
 _KIND = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()))
@@ -322,6 +357,7 @@ _FOLDERS = re.compile(
     rf"code|members(?:/{_R}(?:/{_I})?)?|rounds(?:/{_N}(?:/(?:contributions|reduced))?)?"
     rf"|packs(?:/1)?|checkpoints(?:/{_N}(?:/{_R}\.{_I})?)?|state(?:/{_R}(?:/{_I}\.{_N})?)?"
     rf"|telemetry(?:/{_R}(?:/{_I})?)?|control(?:/journal)?|final(?:/{_R}\.{_I})?|preflight"
+    rf"|units(?:/held|/{_U}(?:/{_U})?)?"
 )
 
 

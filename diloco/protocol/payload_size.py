@@ -32,14 +32,14 @@ RESIDUAL_CODEC = "int8"
 RESIDUAL_REACH = 3
 """Rounds of a fragment in which its residual can be read. After that many void rounds it is
 dropped, because it can be what makes them void."""
-CHECKSUM_DIGITS = 8
-"""Size of a block's checksum: hex digits."""
+CHECKSUM_BYTES = 8
+"""Size of a block's checksum."""
 DEFAULT_TOPK = 64
 """Values that ``topk`` keeps per chunk (SparseLoCo, arXiv:2508.15706)."""
 
 
 def payload_bytes(numel: int, codec: str, *, topk: int = DEFAULT_TOPK) -> int:
-    """Return the size of a payload's body in bytes. A short last chunk keeps ``min(topk, its
+    """Return the size of an encoded vector in bytes. A short last chunk keeps ``min(topk, its
     length)`` values."""
     shape = CODEC_SHAPES[codec]
     whole, tail = divmod(numel, shape.chunk)
@@ -58,10 +58,10 @@ def reduced_codec(codec: str, mean_codec: str = FULL_MEAN) -> str:
     return codec if codec in ("fp32", "bf16") else "fp32"
 
 
-def residual_bytes(numel: int, *, block: int) -> int:
-    """Return the size of the residual of ``numel`` elements from a block boundary on: encoded
-    blocks of ``block`` elements, each with its checksum."""
-    return payload_bytes(numel, RESIDUAL_CODEC) + CHECKSUM_DIGITS * -(-numel // block)
+def checked_bytes(numel: int, codec: str, *, block: int, topk: int = DEFAULT_TOPK) -> int:
+    """Return the size of ``numel`` elements from a block boundary on: encoded blocks of ``block``
+    elements, each with its checksum."""
+    return payload_bytes(numel, codec, topk=topk) + CHECKSUM_BYTES * -(-numel // block)
 
 
 def ring_all_reduce(*, numel: int, replicas: int) -> float:

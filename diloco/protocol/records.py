@@ -133,8 +133,8 @@ class ContributionRecord(Record):
     ``base_round`` is the committed round whose global weights the pseudo-gradient is relative to
     (0: checkpoint 0), ``base_digest`` the digest of those weights, both of this fragment. ``norms``
     are the L2 norms of the *decoded* pseudo-gradient per tensor of the fragment, ``norm`` is the
-    norm of the whole. ``checksums`` is the hex crc of each block, eight digits per block;
-    ``digest`` covers header and checksums and thereby the whole payload
+    norm of the whole. ``digest`` covers the payload's header and the checksums of its blocks;
+    ``attempt``, which the header has too, counts the contributions of the process
     (:mod:`diloco.exchange.payload`). ``tokens`` and ``steps`` count since the base, ``rounds`` the
     rounds of work among them: 1, and one more for each round of the fragment that was void or did
     not include the replica. ``new_tokens`` are those not counted by an earlier contribution of the
@@ -164,20 +164,20 @@ class ContributionRecord(Record):
     norms: tuple[float, ...] = ()
     size_bytes: int
     digest: str
-    checksums: str
     compute_s: float
     encode_s: float
     rounds_here: int = 0
     slices: int = 1
+    attempt: int = field(default=1, metadata=_COUNT)
     wall_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedContribution:
-    """One contribution in a plan: its writer, its weight, its size and the checksums of its blocks.
+    """One contribution in a plan: its writer, its weight, and which payload its readers accept.
 
     ``norms`` are set if the merge needs them (RDA). ``slices`` is the number of objects of the
-    payload.
+    payload; ``digest`` and ``attempt`` are those of the record.
     """
 
     replica: int
@@ -191,9 +191,9 @@ class PlannedContribution:
     loss: float
     size_bytes: int
     digest: str
-    checksums: str
     norms: tuple[float, ...] = ()
     slices: int = 1
+    attempt: int = field(default=1, metadata=_COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,14 +29,16 @@ from diloco.protocol.blocks import (
     block_elements,
     part_count,
     part_elements,
+    read_back_ranges,
     shard_spans,
 )
 from diloco.protocol.payload_size import (
     DEFAULT_TOPK,
     FULL_MEAN,
+    RESIDUAL_CODEC,
+    checked_bytes,
     payload_bytes,
     reduced_codec,
-    residual_bytes,
 )
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER
 from diloco.store.base import PART_BYTES
@@ -84,6 +86,11 @@ class _Body:
     def bytes(self, span: Span) -> int:
         return payload_bytes(span.numel, self.codec, topk=self.topk)
 
+    def checked_bytes(self, span: Span) -> int:
+        """Return the size with the checksums of blocks."""
+        block = block_elements(self.numel)
+        return checked_bytes(span.numel, self.codec, block=block, topk=self.topk)
+
     def parts(self, span: Span) -> int:
         block = block_elements(self.numel)
         block_bytes = payload_bytes(block, self.codec, topk=self.topk)
@@ -95,17 +102,14 @@ class _Reduced(_Body):
 
     def __init__(self, numel: int, codec: str, mean_codec: str) -> None:
         super().__init__(numel, reduced_codec(codec, mean_codec), DEFAULT_TOPK)
-        self._has_residual = mean_codec != FULL_MEAN
-        self._block = block_elements(numel)
+        has_residual = mean_codec != FULL_MEAN
+        self._residual = _Body(numel, RESIDUAL_CODEC, DEFAULT_TOPK) if has_residual else None
 
     def residual_bytes(self, span: Span) -> int:
-        return residual_bytes(span.numel, block=self._block) if self._has_residual else 0
+        return self._residual.checked_bytes(span) if self._residual else 0
 
     def residual_parts(self, span: Span) -> int:
-        if not self._has_residual:
-            return 0
-        block_bytes = residual_bytes(self._block, block=self._block)
-        return part_count(span, block=self._block, block_bytes=block_bytes)
+        return self._residual.parts(span) if self._residual else 0
 
     def object_bytes(self, span: Span) -> int:
         """Return the size of the object of a shard."""
@@ -131,11 +135,11 @@ def round_cost(
     whole = Span(0, numel)
     payload = _Body(numel, codec, topk)
     reduced = _Reduced(numel, codec, mean_codec)
-    up = HEADER_BYTES + payload.bytes(whole)
-    puts = _uploads(HEADER_BYTES + payload.bytes(whole)) + 1
+    up = HEADER_BYTES + payload.checked_bytes(whole)
+    puts = _uploads(up) + 1
     others = replicas - 1
     if mode == GATHER:
-        down, gets = others * payload.bytes(whole), others * payload.parts(whole)
+        down, gets = others * payload.checked_bytes(whole), others * payload.parts(whole)
         return RoundCost(up=up, down=down, puts=puts, gets=gets)
     if mode == SYNCER:
         down, gets = reduced.bytes(whole), reduced.parts(whole)
@@ -146,7 +150,7 @@ def round_cost(
     peer_spans = [span for span in spans if span is not own_span]
     return RoundCost(
         up=up + reduced.object_bytes(own_span),
-        down=others * payload.bytes(own_span)
+        down=others * payload.checked_bytes(own_span)
         + reduced.residual_bytes(own_span)
         + sum(reduced.bytes(span) for span in peer_spans),
         puts=puts + _uploads(reduced.object_bytes(own_span)),
@@ -168,12 +172,13 @@ def read_back_cost(
     down = gets = read = 0
     for offset in range(parts if verify_bytes else 0):
         part = (round + offset) % parts
-        size_bytes = body.bytes(Span(part * step, min(numel, (part + 1) * step)))
+        size_bytes = body.checked_bytes(Span(part * step, min(numel, (part + 1) * step)))
         if read and read + size_bytes > verify_bytes:
             break
         read += size_bytes
-        down += size_bytes + (HEADER_BYTES if part == 0 else 0)
-        gets += 1
+        stored = size_bytes + (HEADER_BYTES if part == 0 else 0)
+        down += stored
+        gets += len(read_back_ranges(stored))
     return RoundCost(down=down, gets=gets, stages=0)
 
 
@@ -192,7 +197,7 @@ def syncer_cost(
     reduced = _Reduced(numel, codec, mean_codec)
     return RoundCost(
         up=reduced.object_bytes(whole),
-        down=replicas * payload.bytes(whole) + reduced.residual_bytes(whole),
+        down=replicas * payload.checked_bytes(whole) + reduced.residual_bytes(whole),
         puts=_uploads(reduced.object_bytes(whole)),
         gets=replicas * payload.parts(whole) + reduced.residual_parts(whole),
     )

@@ -9,8 +9,8 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from diloco.protocol.blocks import HEADER_BYTES, MAX_SLICES, block_count, slice_count
-from diloco.protocol.payload_size import payload_bytes
+from diloco.protocol.blocks import HEADER_BYTES, MAX_SLICES, block_elements, slice_count
+from diloco.protocol.payload_size import checked_bytes
 from diloco.protocol.records import ContributionRecord, Plan, PlannedContribution, Refusal
 from diloco.protocol.reduce_cost import cheapest_plan
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER, RoundView
@@ -71,11 +71,9 @@ def _mismatch(view: RoundView, record: ContributionRecord, agreed_digest: str) -
     ):
         if expected != found:
             return f"expected {name} {expected}, found {found}"
-    blocks, size_bytes = block_count(view.numel), payload_size(view)
     for name, count, length in (
         ("norms", view.tensors, len(record.norms)),
-        ("digits of checksums", 8 * blocks, len(record.checksums)),
-        ("bytes", size_bytes, record.size_bytes),
+        ("bytes", payload_size(view), record.size_bytes),
     ):
         if count != length:
             return f"expected {count} {name}, found {length}"
@@ -104,7 +102,8 @@ def _mismatch(view: RoundView, record: ContributionRecord, agreed_digest: str) -
 def payload_size(view: RoundView) -> int:
     """Return the bytes of a payload of the round."""
     codec, topk = view.settings.codec, view.settings.topk
-    return HEADER_BYTES + payload_bytes(view.numel, codec, topk=topk)
+    block = block_elements(view.numel)
+    return HEADER_BYTES + checked_bytes(view.numel, codec, block=block, topk=topk)
 
 
 def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
@@ -212,9 +211,9 @@ def make_plan(
                 loss=record.loss,
                 size_bytes=record.size_bytes,
                 digest=record.digest,
-                checksums=record.checksums,
                 norms=record.norms if settings.merge == "rda" else (),
                 slices=record.slices,
+                attempt=record.attempt,
             )
             for record, weight in zip(accepted, weights, strict=True)
         ),

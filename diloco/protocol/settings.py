@@ -216,6 +216,23 @@ class GroupSettings:
         "outer",
         choices=rule_names(),
     )
+    master_dtype: str = choice_setting(
+        "fp32",
+        "Master weights",
+        "Precision in which every replica holds the global weights in host memory. bf16: half the "
+        "memory and half the size of a checkpoint; values are rounded up or down at random, with "
+        "the same bits on every replica.",
+        "outer",
+        choices=("fp32", "bf16"),
+    )
+    momentum_dtype: str = choice_setting(
+        "fp32",
+        "Outer momentum precision",
+        "Precision of the outer optimizer's state in host memory and in checkpoints. bf16: half "
+        "of both, rounded as the master weights are.",
+        "outer",
+        choices=("fp32", "bf16"),
+    )
     weighting: str = choice_setting(
         "uniform",
         "Contribution weights",

@@ -71,16 +71,30 @@ class _WorkloadDocument:
             raise SettingsError("workload", str(error)) from None
 
 
+SHARDS = "shards"
+"""Data format: token shards, written by ``python -m diloco.tokenize``."""
+
+TEXT_FORMATS = ("text", SHARDS)
+
+BY_REPLICA, BY_UNITS = "replica", "units"
+COVERAGES = (BY_REPLICA, BY_UNITS)
+"""How an epoch of token shards is divided: by replica number, or in work units that replicas claim
+through the bucket, so that each sample is seen exactly once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByteGPTWorkload(_WorkloadDocument):
     """The built-in workload: a byte-level GPT on text.
 
-    ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob. ``eval_bytes`` is the
-    amount of held-out text that one evaluation reads.
+    ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob; with ``data_format``
+    :data:`SHARDS`, the URI of token shards of bytes, divided by ``data_coverage``. ``eval_bytes``
+    is the amount of held-out text that one evaluation reads.
     """
 
     size: str = "demo"
     data: str = STDLIB
+    data_format: str = "text"
+    data_coverage: str = BY_REPLICA
     eval_bytes: int = 65_536
 
     kind: ClassVar[str] = "byte_gpt"
@@ -92,6 +106,12 @@ class ByteGPTWorkload(_WorkloadDocument):
             )
         if not isinstance(self.data, str) or not self.data.strip():
             raise SettingsError("data", f"expected {STDLIB!r} or a URI, found {self.data!r}")
+        if self.data_format not in TEXT_FORMATS:
+            expected = ", ".join(TEXT_FORMATS)
+            raise SettingsError(
+                "data_format", f"expected one of {expected}, found {self.data_format!r}"
+            )
+        _check_shards(self.data, self.data_format, self.data_coverage)
         if not isinstance(self.eval_bytes, int) or self.eval_bytes < 1:
             raise SettingsError("eval_bytes", f"expected 1 or more, found {self.eval_bytes!r}")
 
@@ -100,10 +120,25 @@ class ByteGPTWorkload(_WorkloadDocument):
         return GPT_SIZES[self.size]
 
 
+def _check_shards(data: str, data_format: str, coverage: str) -> None:
+    if coverage not in COVERAGES:
+        expected = ", ".join(COVERAGES)
+        raise SettingsError("data_coverage", f"expected one of {expected}, found {coverage!r}")
+    if coverage == BY_UNITS and data_format != SHARDS:
+        raise SettingsError(
+            "data_coverage",
+            f"expected data_format {SHARDS!r} for {BY_UNITS!r}, found {data_format!r}",
+        )
+    if data_format == SHARDS and data == STDLIB:
+        raise SettingsError(
+            "data", "expected the URI of token shards, written by python -m diloco.tokenize"
+        )
+
+
 BYTES = "bytes"
 """Tokenizer: every byte is a token."""
 
-DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset")
+DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset", SHARDS)
 """``auto`` selects by file name; a name that is neither file nor URI is a data set of the Hub."""
 
 
@@ -118,7 +153,9 @@ class HuggingFaceWorkload(_WorkloadDocument):
     ``tokenizer`` is a directory, a name on the Hub or :data:`BYTES`; by default the model's own,
     and bytes for a ``config``. ``data`` is :data:`STDLIB`, an fsspec URI of files (a folder or a
     glob too) or the name of a data set on the Hub, of which ``data_config`` and ``data_split``
-    select a part. ``text_column`` is the column with the text. ``documents`` limits the documents,
+    select a part; with ``data_format`` :data:`SHARDS`, the URI of token shards of this tokenizer,
+    divided by ``data_coverage``.
+    ``text_column`` is the column with the text. ``documents`` limits the documents,
     from the start; 0 is no limit. ``context`` and ``eval_tokens`` are in tokens.
     """
 
@@ -129,6 +166,7 @@ class HuggingFaceWorkload(_WorkloadDocument):
     context: int = 256
     data: str = STDLIB
     data_format: str = "auto"
+    data_coverage: str = BY_REPLICA
     data_config: str = ""
     data_split: str = "train"
     text_column: str = "text"
@@ -165,6 +203,7 @@ class HuggingFaceWorkload(_WorkloadDocument):
             raise SettingsError(
                 "data_format", f"expected one of {expected}, found {self.data_format!r}"
             )
+        _check_shards(self.data, self.data_format, self.data_coverage)
         for name, least in (("context", 1), ("eval_tokens", 1), ("documents", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(

@@ -29,7 +29,7 @@ from diloco.ranks.rank_progress import RankProgress
 from diloco.ranks.sliced_layout import SlicedLayout
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
-from diloco.training.hooks import BeforeRound, RoundHooks
+from diloco.training.hooks import BeforeRound, RoundHooks, RoundWatcher
 from diloco.training.join_options import JoinOptions, layout_options
 from diloco.training.progress import OnRound, RoundProgress
 
@@ -89,6 +89,9 @@ class FollowerGroup:
         with self._progress.layout.restored():
             self._follow(StepMessage())
             return evaluation()
+
+    def watch(self, watcher: RoundWatcher) -> None:
+        """Do nothing: the leader's watcher follows the contributions of the replica."""
 
     def register_round_hook(
         self, *, before: BeforeRound | None = None, after: OnRound | None = None

@@ -59,7 +59,7 @@ class RankState(GlobalState):
 
     def outer_to_load(self) -> OuterOptimizer:
         """Return an optimizer for the whole model, on the leader."""
-        self._loading = {name: torch.zeros(self.layout.numel) for name in self.outer.vectors}
+        self._loading = self.outer.zeros(self.layout.numel)
         return self.outer.with_vectors(self._loading)
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
@@ -73,9 +73,10 @@ class RankState(GlobalState):
             commit=commit and commit.to_bytes().decode(),
         ):
             scatter = self.layout.scatter
-            held = scatter(restored.weights)
+            held = scatter(restored.weights, dtype=self.outer.weights_dtype)
             for name, vector in self.outer.vectors.items():
-                vector.copy_(scatter(self._loading.get(name, EMPTY)))
+                whole = self._loading.get(name, EMPTY)
+                vector.copy_(scatter(whole, dtype=self.outer.state_dtype))
             self._loading = {}
             super().load(replace(restored, weights=held), commit)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout, Piece
 from diloco.model.fragments import Slot
-from diloco.model.outer_optimizer import ContentDigest, chunk_digests, vector_bytes
+from diloco.model.outer_optimizer import ContentDigest, vector_digests
 from diloco.protocol.blocks import Span, slice_count, slice_spans
 from diloco.ranks.command_channel import LEADER, CommandChannel
 
@@ -67,11 +67,14 @@ class SlicedLayout(Layout):
         own, first = self._slices[fragment][self._channel.rank], self.span(fragment).start
         return Span(own.start - first, own.stop - first)
 
+    def held_position(self, fragment: int) -> int:
+        return self._slices[fragment][self._channel.rank].start
+
     # -- reductions over all ranks ---------------------------------------------------------------
 
     def digest(self, held: Tensor) -> str:
         content = ContentDigest()
-        for digests in self._channel.gather(chunk_digests(vector_bytes(held)).hex()):
+        for digests in self._channel.gather(vector_digests(held).hex()):
             content.update_chunks(bytes.fromhex(digests))
         return content.hexdigest()
 
@@ -85,38 +88,42 @@ class SlicedLayout(Layout):
     def gather(self, held: Tensor, fragment: int | None = None) -> Tensor:
         """Return all elements of a fragment, or of the model, on the leader; nothing elsewhere."""
         is_leader = self._channel.is_leader
-        whole = torch.empty(self.span(fragment).numel if is_leader else 0, dtype=torch.float32)
+        whole = torch.empty(self.span(fragment).numel if is_leader else 0, dtype=held.dtype)
         for index in self._indices(fragment):
             own = self._held_part(held, index, fragment)
             if not is_leader:
                 if own.numel():
-                    self._channel.send(own, LEADER)
+                    self._channel.send(own.view(torch.uint8), LEADER)
                 continue
             for rank, part in enumerate(self._parts(whole, index, fragment)):
                 if rank == LEADER:
                     part.copy_(own)
                 elif part.numel():
-                    self._channel.receive(part, rank)
+                    self._channel.receive(part.view(torch.uint8), rank)
         return whole
 
     def scatter(
-        self, whole: Tensor, fragment: int | None = None, channel: CommandChannel | None = None
+        self,
+        whole: Tensor,
+        fragment: int | None = None,
+        channel: CommandChannel | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Return the elements of the leader's vector ``whole`` that this rank holds. ``channel``
-        replaces the layout's own."""
+        """Return the elements of the leader's vector ``whole``, of ``dtype``, that this rank holds.
+        ``channel`` replaces the layout's own."""
         channel = channel or self._channel
-        held = torch.empty(self.held_span(fragment).numel, dtype=torch.float32)
+        held = torch.empty(self.held_span(fragment).numel, dtype=dtype)
         for index in self._indices(fragment):
             own = self._held_part(held, index, fragment)
             if not channel.is_leader:
                 if own.numel():
-                    channel.receive(own, LEADER)
+                    channel.receive(own.view(torch.uint8), LEADER)
                 continue
             for rank, part in enumerate(self._parts(whole, index, fragment)):
                 if rank == LEADER:
                     own.copy_(part)
                 elif part.numel():
-                    channel.send(part, rank)
+                    channel.send(part.view(torch.uint8), rank)
         return held
 
     def _indices(self, fragment: int | None) -> Iterable[int]:

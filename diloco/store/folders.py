@@ -31,6 +31,7 @@ FOLDERS = frozenset(
         "members",
         "packs",
         "preflight",
+        "units",
         "rounds",
         "state",
         "telemetry",

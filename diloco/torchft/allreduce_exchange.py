@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from diloco.clock import Clock
-from diloco.exchange.payload import BadPayload
+from diloco.exchange.checked_blocks import BadPayload
 from diloco.protocol import manager_keys
 from diloco.protocol.records import Identity
 from diloco.store.base import ObjectTooLarge, Store

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from diloco.codecs import get_codec
-from diloco.exchange.payload import BadPayload, checksum, raw
+from diloco.exchange.checked_blocks import BadPayload, checksum, raw
 from diloco.protocol.records import Identity
 
 MAGIC = b"ARCHIMG1"

@@ -22,6 +22,7 @@ from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer, digest
 from diloco.model.outer_rules import COMMITTED_TOTAL
+from diloco.model.rounding import DTYPES
 from diloco.model.tensor_file import Entry
 from diloco.protocol import keys
 from diloco.protocol.reading import Damaged, read_record
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The global state after ``round`` from a checkpoint; ``weights`` is (numel,) fp32."""
+    """The global state after ``round`` from a checkpoint; ``weights`` is (numel,)."""
 
     round: int
     weights: Tensor
@@ -154,11 +155,16 @@ def load_checkpoint(
     """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_difference(manifest, layout))
-    weights = torch.empty(layout.numel, dtype=torch.float32)
+    weights = torch.empty(layout.numel, dtype=outer.weights_dtype)
     views = layout.split(weights)
-    load_tensors(store, manifest.weights, lambda entry: _own_view(manifest, entry, views))
-    if views:
-        raise DamagedObject(f"{manifest.weights.key}: expected a tensor {min(views)!r}, found none")
+    missing = dict(views)
+    loaded = load_tensors(store, manifest.weights, lambda entry: _target(manifest, entry, missing))
+    if missing:
+        expected = min(missing)
+        raise DamagedObject(f"{manifest.weights.key}: expected a tensor {expected!r}, found none")
+    for name, tensor in loaded.items():
+        if tensor.dtype != weights.dtype:
+            views[name].copy_(tensor)
     committed = 0
     if manifest.outer is not None:
         committed = _load_outer(store, manifest.outer, outer, layout.numel)
@@ -170,17 +176,17 @@ def load_checkpoint(
     )
 
 
-def _own_view(manifest: CheckpointManifest, entry: Entry, views: dict[str, Tensor]) -> Tensor:
-    """Return the view of the flat vector for a tensor of the weights, and remove it from
-    ``views``."""
+def _target(manifest: CheckpointManifest, entry: Entry, views: dict[str, Tensor]) -> Tensor:
+    """Return the view of the flat vector for a tensor of the weights, and remove it from ``views``.
+    Weights in the other dtype, of a fork or of checkpoint 0, are read into a new tensor."""
     view = views.pop(entry.name, None)
-    if view is None or view.shape != entry.shape or view.dtype != entry.dtype:
+    if view is None or view.shape != entry.shape or entry.dtype not in DTYPES.values():
         expected = "no such tensor" if view is None else f"{view.dtype} of {list(view.shape)}"
         raise DamagedObject(
             f"{manifest.weights.key}: {entry.name}: expected {expected}, found {entry.dtype} of "
             f"{list(entry.shape)}"
         )
-    return view
+    return view if view.dtype == entry.dtype else entry.empty()
 
 
 def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, numel: int) -> int:
@@ -192,7 +198,7 @@ def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, nu
     )
     for name in outer.vectors:
         vector = state.get(name, torch.empty(0))
-        if vector.shape != (numel,) or vector.dtype != torch.float32:
+        if vector.shape != (numel,) or vector.dtype not in DTYPES.values():
             raise ReplicaError(
                 f"{described.key}: expected {numel} elements of {name!r}, a state vector of the "
                 f"group's outer rule, found {vector.numel() or 'none'}"
@@ -200,7 +206,7 @@ def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, nu
     count = state.pop(COMMITTED_TOTAL, torch.empty(0))
     if count.numel() != 1:
         raise DamagedObject(f"{described.key}: expected one number {COMMITTED_TOTAL!r}, found none")
-    outer.vectors.update(state)
+    outer.vectors.update({name: vector.to(outer.state_dtype) for name, vector in state.items()})
     return int(count)
 
 

@@ -29,8 +29,9 @@ class GlobalState:
     """The global state, a function of a checkpoint and the commits since (I3).
 
     Only :meth:`load` and :meth:`apply` change it. ``weights`` are the elements that this process
-    holds, fp32 on the CPU, ``round`` the next round to apply, ``bases`` the base of each fragment.
-    ``before_change`` is called before the weights or the state of ``outer`` change.
+    holds, on the CPU in the group's ``master_dtype``, ``round`` the next round to apply, ``bases``
+    the base of each fragment. ``before_change`` is called before the weights or the state of
+    ``outer`` change.
     """
 
     def __init__(self, layout: Layout, outer: OuterOptimizer) -> None:
@@ -56,7 +57,7 @@ class GlobalState:
         return Base(round=max(base.round for base in self.bases), digest=digest(weights))
 
     def gathered(self) -> tuple[Tensor, OuterOptimizer]:
-        """Return all weights, (numel,) fp32, and the outer optimizer with the state of all.
+        """Return all weights, (numel,), and the outer optimizer with the state of all.
 
         Both keep their values when :meth:`load` replaces the state; :meth:`apply` changes them.
         """
@@ -87,7 +88,7 @@ class GlobalState:
         self.round = restored.round + 1
 
     def view(self, fragment: int) -> Tensor:
-        """Return a view of the held global weights of a fragment, (n,) fp32."""
+        """Return a view of the held global weights of a fragment, (n,)."""
         assert self.weights is not None
         span = self.layout.held_span(fragment)
         return self.weights[span.start : span.stop]
@@ -120,6 +121,7 @@ class GlobalState:
                 span,
                 round=commit.committed_total,
                 present=merged.present,
+                position=self.layout.held_position(commit.fragment),
             )
             self.update_norm = self.layout.norm(norm)
             weights = self.view(commit.fragment)

@@ -49,7 +49,7 @@ from diloco.telemetry.writer import Number, TelemetryWriter
 from diloco.training.context import ReplicaContext
 from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
-from diloco.training.hooks import BeforeRound
+from diloco.training.hooks import BeforeRound, RoundWatcher
 from diloco.training.initial_state import read_document
 from diloco.training.join_options import JoinOptions, layout_options
 from diloco.training.local_progress import LocalProgress
@@ -219,6 +219,21 @@ class Group:
         and can therefore use collective operations.
         """
         return self._loop.tasks.hooks.register(before=before, after=after)
+
+    def watch(self, watcher: RoundWatcher) -> None:
+        """Let ``watcher`` follow the contributions of this replica from now on, instead of the
+        watcher before. Its exceptions propagate from :meth:`step`."""
+        self._loop.tasks.watcher = watcher
+        self._loop.progress.on_discard = watcher.discarded
+
+    @property
+    def store(self) -> Store:
+        """The store of the group, with retries."""
+        return self._store
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
 
     def step(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 from torch.utils.hooks import RemovableHandle
 
@@ -16,6 +17,31 @@ from diloco.training.progress import OnRound, RoundProgress
 
 BeforeRound = Callable[[int], None]
 """Receives the number of a round whose inner steps are complete."""
+
+
+class RoundWatcher(Protocol):
+    """Follows the contributions of a replica, to record the data that they contain.
+
+    ``before`` is called before a contribution is made, also for an early one of a leaving replica,
+    ``after`` with the outcome of the round (included, late or void), and ``discarded`` when the
+    local progress is replaced by the global weights. Of several ranks, only the first calls it.
+    """
+
+    def before(self, round: int) -> None: ...
+
+    def after(self, round: int, outcome: str) -> None: ...
+
+    def discarded(self) -> None: ...
+
+
+class NoWatcher:
+    """Records nothing."""
+
+    def before(self, round: int) -> None: ...
+
+    def after(self, round: int, outcome: str) -> None: ...
+
+    def discarded(self) -> None: ...
 
 
 class RoundHooks:

@@ -158,7 +158,7 @@ def write_first(
         identity,
         state.layout,
         round=0,
-        weights=state.gathered_model(),
+        weights=state.gathered_model().to(state.outer.weights_dtype),
         base_rounds=(0,) * state.fragments,
         outer=state.outer_to_load(),
         totals=Totals(),

@@ -7,7 +7,7 @@ fragment, in a contribution that is being exchanged, in the global weights, or d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -38,7 +38,8 @@ class LocalProgress:
 
     ``joined`` is set once the replica has caught up with the log; from then on, missed rounds
     count. ``rounds_here`` counts the rounds since. ``early`` has the contributions of an earlier
-    process to rounds that are not decided yet.
+    process to rounds that are not decided yet. ``on_discard`` is called when inner steps are
+    discarded.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LocalProgress:
         self.joined = False
         self.rounds_here = 0
         self.early: dict[int, EarlyContribution] = {}
+        self.on_discard: Callable[[], None] = lambda: None
         self._unreadable: set[int] = set()
         self._clock = clock
         self._misses = 0
@@ -137,8 +139,11 @@ class LocalProgress:
             if own and not self.is_discarded(own):
                 self.counter.take_back(own.work)
         else:
+            has_steps = self.counter.steps_since_base(fragment) > 0
             self.state.apply(commit, merged, kept=None)
             self.counter.move_base(fragment, self.counter.now)
+            if has_steps:
+                self.on_discard()
 
     def _late_progress(self, fragment: int, own: InflightRound | None, keep: float) -> Tensor:
         """Return the progress that a replica keeps after a round without it, (n,).
@@ -239,6 +244,7 @@ class LocalProgress:
         self._discarded_steps = self.counter.now.steps
         self.counter.throw_away()
         self.residuals.drop()
+        self.on_discard()
 
     def discard(self) -> None:
         """Replace all local weights by the global ones, so that later contributions do not contain

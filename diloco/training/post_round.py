@@ -22,7 +22,7 @@ from diloco.training.background import CHECKPOINT, PACKS, STATE, BackgroundWrite
 from diloco.training.checkpoint import manifest_rounds, save_checkpoint, sweep
 from diloco.training.context import ReplicaContext
 from diloco.training.final_export import checkpointer, evaluator
-from diloco.training.hooks import RoundHooks
+from diloco.training.hooks import NoWatcher, RoundHooks, RoundWatcher
 from diloco.training.initial_state import checkpoint_wait_s
 from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, RoundProgress
@@ -55,6 +55,7 @@ class PostRoundTasks:
         self.last_evaluation: Evaluation | None = None
         self.on_round: OnRound | None = None
         self.hooks = RoundHooks()
+        self.watcher: RoundWatcher = NoWatcher()
         self.checkpoint_requested = False
         self.tokens_before = 0
         self.before_first: dict[str, float] = {}
@@ -320,6 +321,7 @@ class PostRoundTasks:
         )
         if self.on_round is not None:
             self.on_round(progress)
+        self.watcher.after(opened.round, outcome)
         self.hooks.after(progress)
         return report
 

@@ -97,6 +97,7 @@ class Resumption:
             )
             if idle or contributed:
                 continue
+            self._tasks.watcher.before(ahead)
             opened = progress.open(ahead, fragment)
             if opened is None:
                 log.error("expected finite weights, found NaN or infinity; nothing is contributed")

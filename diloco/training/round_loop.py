@@ -220,6 +220,7 @@ class RoundLoop:
         """Start the exchange of this round; then wait for it, or begin the next round."""
         self.tasks.finish_state()
         self.tasks.hooks.before(self.round)
+        self.tasks.watcher.before(self.round)
         opened = self.progress.open(self.round, self._round_observer.fragment(self.round))
         if opened is None:
             return self._discard_non_finite()

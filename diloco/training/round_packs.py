@@ -6,7 +6,7 @@ checkpoint later, it is read back, and the contribution records in it are delete
 each record is under its own key or in an intact pack, wherever a process dies and however many
 processes pack at once. A record that arrives later stays under its own key.
 
-A block with a damaged or missing record, or with too many bytes, stays as it is.
+A block with a damaged or missing record, with a large one, or with too many bytes, stays as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from diloco.store.base import ListingTooLong, MissingKey, NotAnObject, ObjectToo
 from diloco.training.checkpoint import SWEPT_AGAIN, manifest_rounds
 
 log = logging.getLogger(__name__)
+
+RECORD_LIMIT = UNPACKED_LIMIT // BLOCK
+"""Largest record that is packed. Plans and commits are not listed before they are read, and those
+of a block are read at once."""
 
 
 def pack_rounds(
@@ -100,7 +104,7 @@ def _read(store: Store, key: str) -> bytes:
     """Return the bytes of an intact record of its own key."""
     kind = _kind_of(key)
     try:
-        data = store.get(key, limit=kind.LIMIT)
+        data = store.get(key, limit=min(kind.LIMIT, RECORD_LIMIT))
         record = kind.from_bytes(data)
     except (MissingKey, NotAnObject, ObjectTooLarge, BadRecord) as error:
         raise BadRecord(f"{key}: {type(error).__name__}: {error}") from None

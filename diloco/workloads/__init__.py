@@ -6,8 +6,11 @@ import torch
 
 from diloco.errors import install_extra
 from diloco.protocol.group_document import GroupDocument
-from diloco.protocol.settings import SettingsError
+from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import (
+    BYTES,
+    SHARDS,
+    VOCABULARY,
     WORKLOADS,
     ByteGPTWorkload,
     CustomWorkload,
@@ -16,6 +19,12 @@ from diloco.protocol.workload import (
 from diloco.workloads.base import HeldOutLoss, Workload
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.custom import load_custom
+from diloco.workloads.sharded import (
+    RandomWindows,
+    Tokens,
+    TrainingData,
+    load_shards,
+)
 from diloco.workloads.text import load_corpus
 
 __all__ = ["HeldOutLoss", "Workload", "load_workload"]
@@ -37,14 +46,8 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
     kind = document.workload.get("kind")
     if kind == ByteGPTWorkload.kind:
         workload = ByteGPTWorkload.from_dict(document.workload)
-        corpus = load_corpus(
-            workload.data,
-            shard=replica,
-            shards=settings.max_replicas,
-            context=workload.shape.context,
-            eval_bytes=workload.eval_bytes,
-        )
-        return ByteGPTTraining(workload, settings, corpus, replica=replica, device=device)
+        train, held_out = _load_bytes(workload, settings, replica)
+        return ByteGPTTraining(workload, settings, train, held_out, device=device)
     if kind == HuggingFaceWorkload.kind:
         described = HuggingFaceWorkload.from_dict(document.workload)
         try:
@@ -61,3 +64,30 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
         return load_custom(own, settings, replica=replica, device=device)
     expected = " or ".join(map(repr, WORKLOADS))
     raise SettingsError("workload", f"expected kind {expected}, found {kind!r}")
+
+
+def _load_bytes(
+    workload: ByteGPTWorkload, settings: GroupSettings, replica: int
+) -> tuple[TrainingData, Tokens]:
+    """Return the training data and the held-out windows of one replica of the byte-level GPT."""
+    context, tokens = workload.shape.context, workload.eval_bytes
+    if workload.data_format == SHARDS:
+        return load_shards(
+            workload.data,
+            settings,
+            replica=replica,
+            context=context,
+            eval_tokens=tokens,
+            vocabulary=VOCABULARY,
+            digest=BYTES,
+            coverage=workload.data_coverage,
+        )
+    corpus = load_corpus(
+        workload.data,
+        shard=replica,
+        shards=settings.max_replicas,
+        context=context,
+        eval_bytes=tokens,
+    )
+    train = RandomWindows(corpus.train, settings, replica=replica, context=context)
+    return train, corpus.held_out

@@ -37,7 +37,8 @@ class Workload(Protocol):
     """The model, data and loss of one replica. A batch can have any type; the loop only passes it
     from :meth:`train_batch` to :meth:`loss` and :meth:`tokens`.
 
-    Optional: an attribute ``buffers``, the argument of :func:`diloco.join` of that name.
+    Optional: an attribute ``buffers``, the argument of :func:`diloco.join` of that name, and a
+    method ``attach``, which is called with the group after the join, on all ranks.
     """
 
     def build_model(self) -> nn.Module:
@@ -53,7 +54,8 @@ class Workload(Protocol):
         ...
 
     def train_batch(self, step: int) -> Any:
-        """Return this replica's batch of a step: a pure function of (seed, replica, step)."""
+        """Return this replica's batch of a step: a pure function of (seed, replica, step), except
+        with work units."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -16,11 +16,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import VOCABULARY, ByteGPTWorkload, GPTSize
 from diloco.workloads.base import (
@@ -28,10 +28,9 @@ from diloco.workloads.base import (
     Optimizers,
     first_words,
     inner_optimizers,
-    random_starts,
     warmup_cosine,
 )
-from diloco.workloads.text import Corpus
+from diloco.workloads.sharded import Tokens, TrainingData, UnitSamples
 
 _ROTARY_BASE = 10_000.0
 _EVALUATED_TOGETHER = 32
@@ -125,7 +124,7 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class ByteGPTTraining:
-    """:class:`~diloco.workloads.base.Workload` of one replica: a :class:`ByteGPT` on a text shard.
+    """:class:`~diloco.workloads.base.Workload` of one replica: a :class:`ByteGPT` on text.
 
     A batch is (batch_size, context + 1) int64 on ``device``; targets are the inputs shifted by one.
     """
@@ -134,18 +133,16 @@ class ByteGPTTraining:
         self,
         workload: ByteGPTWorkload,
         settings: GroupSettings,
-        corpus: Corpus,
+        train: TrainingData,
+        held_out: Tokens,
         *,
-        replica: int,
         device: torch.device,
     ) -> None:
         self._workload = workload
         self._settings = settings
-        self._replica = replica
         self._device = device
-        self._train = corpus.train
-        self._held_out = torch.from_numpy(corpus.held_out)
-        self._window = np.arange(workload.shape.context + 1)
+        self._train = train
+        self._held_out = torch.from_numpy(held_out)
 
     def build_model(self) -> ByteGPT:
         with torch.random.fork_rng(devices=[]):  # torch's own initialisation draws from it
@@ -156,17 +153,16 @@ class ByteGPTTraining:
     def inner_optimizer(self, model: nn.Module) -> Optimizers:
         return inner_optimizers(model, self._settings)
 
+    def attach(self, group: UnitGroup) -> None:
+        if isinstance(self._train, UnitSamples):
+            self._train.attach(group)
+
     def lr_at(self, step: int) -> float:
         return warmup_cosine(step, self._settings)
 
     def train_batch(self, step: int) -> Tensor:
-        """Return random windows of the shard."""
-        positions = len(self._train) - len(self._window) + 1
-        starts = random_starts(
-            self._settings, replica=self._replica, step=step, positions=positions
-        )
-        windows = torch.from_numpy(self._train[starts[:, None] + self._window])
-        return self._to_device(windows)
+        """Return samples of the replica's part of the data."""
+        return self._to_device(torch.from_numpy(self._train.batch(step)))
 
     def _to_device(self, windows: Tensor) -> Tensor:
         """Move uint8 windows to the device as int64; copies bytes, asynchronously on CUDA."""

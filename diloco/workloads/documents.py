@@ -27,8 +27,8 @@ import numpy.typing as npt
 from datasets import load_dataset
 
 from diloco.protocol.settings import SettingsError
-from diloco.protocol.workload import STDLIB, HuggingFaceWorkload
-from diloco.workloads.text import HELD_OUT, find_files, unreadable, window_spans
+from diloco.protocol.workload import HuggingFaceWorkload
+from diloco.workloads.text import HELD_OUT, find_files, is_files, unreadable, window_spans
 from diloco.workloads.tokens import Tokenizer, hub_is_there
 
 Tokens = npt.NDArray[np.int32]
@@ -153,7 +153,7 @@ def _documents(workload: HuggingFaceWorkload) -> Iterator[str]:
 
 def _all_documents(workload: HuggingFaceWorkload) -> Iterator[str]:
     data, form = workload.data, workload.data_format
-    if form == "dataset" or (form == "auto" and not _is_files(data)):
+    if form == "dataset" or (form == "auto" and not is_files(data)):
         local = Path(data).is_dir()
         if not local and not hub_is_there():
             raise SettingsError(
@@ -170,13 +170,6 @@ def _all_documents(workload: HuggingFaceWorkload) -> Iterator[str]:
         return _texts(data, fs, [file.path for file in files])
     urls = [fs.unstrip_protocol(file.path) for file in files]
     return _rows(workload, path=form, data_files=urls, split="train")
-
-
-def _is_files(data: str) -> bool:
-    """Return whether ``data`` cannot be a name on the Hub."""
-    if data == STDLIB or data.startswith(("/", ".")) or "://" in data:
-        return True
-    return bool(set(data) & set("*?[")) or Path(data).exists()
 
 
 def _format(paths: list[str]) -> str:

@@ -21,17 +21,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings, SettingsError
-from diloco.protocol.workload import HuggingFaceWorkload
+from diloco.protocol.workload import SHARDS, HuggingFaceWorkload
 from diloco.workloads.base import (
     HeldOutLoss,
     Optimizers,
     first_words,
     inner_optimizers,
-    random_starts,
     warmup_cosine,
 )
-from diloco.workloads.documents import TokenCorpus, load_tokens
+from diloco.workloads.documents import load_tokens
+from diloco.workloads.sharded import (
+    RandomWindows,
+    Tokens,
+    TrainingData,
+    UnitSamples,
+    load_shards,
+)
 from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
 
 _EVALUATED_TOGETHER = 8
@@ -56,10 +63,38 @@ def load_training(
     or the data cannot be loaded."""
     tokenizer = load_tokenizer(workload.tokenizer_name, revision=_revision(workload))
     config = model_config(workload, tokenizer)
-    corpus = load_tokens(workload, tokenizer, shard=replica, shards=settings.max_replicas)
-    return HuggingFaceTraining(
-        workload, settings, config, tokenizer, corpus, replica=replica, device=device
+    train, held_out = _load_data(
+        workload, settings, tokenizer, replica=replica, vocabulary=config.vocab_size
     )
+    return HuggingFaceTraining(
+        workload, settings, config, tokenizer, train, held_out, replica=replica, device=device
+    )
+
+
+def _load_data(
+    workload: HuggingFaceWorkload,
+    settings: GroupSettings,
+    tokenizer: Tokenizer,
+    *,
+    replica: int,
+    vocabulary: int,
+) -> tuple[TrainingData, Tokens]:
+    """Return the training data and the held-out windows of one replica."""
+    context, tokens = workload.context, workload.eval_tokens
+    if workload.data_format == SHARDS:
+        return load_shards(
+            workload.data,
+            settings,
+            replica=replica,
+            context=context,
+            eval_tokens=tokens,
+            vocabulary=vocabulary,
+            digest=tokenizer.digest,
+            coverage=workload.data_coverage,
+        )
+    corpus = load_tokens(workload, tokenizer, shard=replica, shards=settings.max_replicas)
+    train = RandomWindows(corpus.train, settings, replica=replica, context=context)
+    return train, corpus.held_out
 
 
 def model_config(workload: HuggingFaceWorkload, tokenizer: Tokenizer) -> Any:
@@ -103,7 +138,8 @@ class HuggingFaceTraining:
         settings: GroupSettings,
         config: Any,
         tokenizer: Tokenizer,
-        corpus: TokenCorpus,
+        train: TrainingData,
+        held_out: Tokens,
         *,
         replica: int,
         device: torch.device,
@@ -114,9 +150,8 @@ class HuggingFaceTraining:
         self._tokenizer = tokenizer
         self._replica = replica
         self._device = device
-        self._train = corpus.train
-        self._held_out = torch.from_numpy(corpus.held_out)
-        self._window = np.arange(workload.context + 1)
+        self._train = train
+        self._held_out = torch.from_numpy(held_out.astype(np.int32))
 
     def build_model(self) -> nn.Module:
         with self._random(self._settings.seed):
@@ -141,16 +176,16 @@ class HuggingFaceTraining:
     def inner_optimizer(self, model: nn.Module) -> Optimizers:
         return inner_optimizers(model, self._settings)
 
+    def attach(self, group: UnitGroup) -> None:
+        if isinstance(self._train, UnitSamples):
+            self._train.attach(group)
+
     def lr_at(self, step: int) -> float:
         return warmup_cosine(step, self._settings)
 
     def train_batch(self, step: int) -> Batch:
-        """Return random windows of the shard."""
-        positions = len(self._train) - len(self._window) + 1
-        starts = random_starts(
-            self._settings, replica=self._replica, step=step, positions=positions
-        )
-        windows = torch.from_numpy(self._train[starts[:, None] + self._window])
+        """Return samples of the replica's part of the data."""
+        windows = torch.from_numpy(self._train.batch(step).astype(np.int32))
         return Batch(step, self._to_device(windows))
 
     def _to_device(self, windows: Tensor) -> Tensor:

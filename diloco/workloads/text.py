@@ -129,6 +129,13 @@ def find_files(source: str) -> tuple[Any, list[TextFile]]:
     return fs, files
 
 
+def is_files(data: str) -> bool:
+    """Return whether ``data`` cannot be a name on the Hub."""
+    if data == STDLIB or data.startswith(("/", ".")) or "://" in data:
+        return True
+    return bool(set(data) & set("*?[")) or Path(data).exists()
+
+
 def _stdlib_files() -> tuple[Any, list[TextFile]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = _NOT_SOURCE | _GENERATED

@@ -6,6 +6,8 @@ Without a network, the Hub's local cache is used without waiting for retries.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -45,6 +47,16 @@ class Tokenizer:
         """The end-of-text token, if the tokenizer has one."""
         end: int | None = self.transformer.eos_token_id
         return end
+
+    @property
+    def digest(self) -> str:
+        """Identifies the rules of the tokenizer: a sha256 in hexadecimal, :data:`BYTES` for
+        bytes."""
+        if self._is_bytes:
+            return BYTES
+        rules = getattr(self.transformer, "backend_tokenizer", None)
+        text = rules.to_str() if rules else json.dumps(sorted(self.transformer.get_vocab().items()))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the tokens of each text, (tokens,) int32, without special tokens."""

@@ -22,8 +22,9 @@ PREFIX = "arch_"
 SCOPES = {
     "read": "View and export runs",
     "operate": "Also submit, stop, scale and restart runs",
+    "admin": "Also manage users, credentials, webhooks, prices and budgets",
 }
-"""Scopes and what they allow; ``operate`` implies ``read``."""
+"""Scopes and what they allow; each implies those before it."""
 
 NAME_LENGTH = 80
 LONGEST_DAYS = 3650
@@ -57,7 +58,7 @@ def issue(
         name=name,
         hint=text[: len(PREFIX) + 4],
         digest=digest_of(text),
-        scopes=[scope for scope in SCOPES if scope in wanted | {"read"}],
+        scopes=_implied(wanted),
         created_at=now,
         expires_at=None if days is None else now + timedelta(days=days),
     )
@@ -68,6 +69,12 @@ def issue(
         detail=f"scopes {', '.join(token.scopes)}, expires {token.expires_at or 'never'}",
     )
     return token, text
+
+
+def _implied(wanted: set[str]) -> list[str]:
+    """All scopes up to the strongest that is wanted."""
+    order = list(SCOPES)
+    return order[: max(map(order.index, wanted)) + 1]
 
 
 def find(text: str, *, now: datetime) -> ApiToken | None:

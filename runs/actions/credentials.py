@@ -15,12 +15,22 @@ from django.utils import timezone
 from diloco.store.base import StoreDenied, StoreError, StoreUnavailable
 from diloco.store.credentials import family_of
 from diloco.store.open import open_store
+from executors.backend import Variable
 from executors.base import ExecutorError
 from runs import audit, redaction
 from runs.backends import circuit_breaker
 from runs.backends.executors import executor_of
 from runs.credentials import sts
-from runs.credentials.kinds import ROLE_ARN, STORE, TEST_URI, check_store, is_secret
+from runs.credentials.kinds import (
+    KINDS,
+    ROLE_ARN,
+    STORE,
+    TEST_URI,
+    Kind,
+    check_store,
+    is_secret,
+    kind_of,
+)
 from runs.credentials.replica_env import store_environment
 from runs.credentials.vault import DecryptionError, open_credential, seal
 from runs.models import Credential, ReplicaPool, Run
@@ -40,6 +50,26 @@ class Tested:
 
     ok: bool
     message: str
+
+
+def kinds() -> Mapping[str, Kind]:
+    """The kinds of which a credential can be added, by key."""
+    return KINDS
+
+
+def kind_of_credential(credential: Credential) -> Kind:
+    """The credential's kind; a generic one for an unknown kind, so that it can be replaced."""
+    return kind_of(credential) or Kind(
+        key=credential.kind,
+        label=credential.kind,
+        backend=credential.kind,
+        variables=tuple(Variable(name=name, label=name) for name in credential.fields),
+    )
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a variable is a secret."""
+    return is_secret(name)
 
 
 def save_credential(

@@ -24,7 +24,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import transaction
 from django.utils import timezone
 
-from runs.backends import circuit_breaker
+from runs.backends import budgets, circuit_breaker
 from runs.exceptions import ActionRefused
 from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
@@ -70,6 +70,8 @@ def unpause(run: Run, *, actor: User) -> bool:
 
 def resume(run: Run, *, actor: User) -> bool:
     """Continue a failed or stopped run from its newest checkpoint and the commits after it."""
+    if refusal := budgets.refusal_of(run, timezone.now()):
+        raise ActionRefused(f"expected a budget that allows launches, found: {refusal}")
     if run.state in (RunState.PAUSED, RunState.PAUSING):
         return unpause(run, actor=actor)
     reason = why_not_resumed(run)

@@ -13,9 +13,9 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
-from runs.backends import circuit_breaker, prices
+from runs.backends import budgets, circuit_breaker, prices
 from runs.credentials.restrictions import refused_by_credential
-from runs.exceptions import IllegalTransition, InvalidRun
+from runs.exceptions import ActionRefused, IllegalTransition, InvalidRun
 from runs.local_access import refused_local
 from runs.models import Replica, ReplicaPool, Run
 from runs.reconcile import retry_policy
@@ -71,7 +71,8 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
     """End the replica's job, if any, as :func:`stop_replica` does, and launch the same identity as
     a new attempt.
 
-    Raises :class:`IllegalTransition` if the run has ended or the replica cannot be restarted.
+    Raises :class:`IllegalTransition` if the run has ended or the replica cannot be restarted, and
+    :class:`ActionRefused` if a budget is spent.
     """
     run = Run.objects.get(pk=replica.run_id)
     if run.state in RUN_ENDED | {RunState.STOPPING, RunState.PAUSING, RunState.PAUSED}:
@@ -80,6 +81,8 @@ def restart_replica(replica: Replica, *, actor: User, force: bool = False) -> bo
         )
     if replica.state == ReplicaState.DONE:
         raise IllegalTransition(str(replica), replica.state, "restarting")
+    if refusal := budgets.refusal_of(run, timezone.now()):
+        raise ActionRefused(f"expected a budget that allows launches, found: {refusal}")
     with transaction.atomic():
         # The operator has intervened: reset earlier failures.
         circuit_breaker.reset(replica.pool)
@@ -133,6 +136,7 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
         staying = [r for r in pool.replicas.order_by("number") if _stays(r)]
         if count > len(staying):
             refused = refused_local(actor, pool.backend, run.workload)
+            refused = refused or budgets.refusal_of(run, timezone.now())
             if problem := refused or refused_by_credential(pool):
                 raise InvalidRun("pools", problem)
             _grow(pool, count - len(staying), actor=actor)
@@ -191,6 +195,8 @@ def add_pool(run: Run, draft: PoolDraft, *, actor: User) -> ReplicaPool:
             raise InvalidRun(
                 "pools.0.price_usd_h", "expected a price, because the run has a budget, found none"
             )
+        if refusal := budgets.refusal_of(run, timezone.now()):
+            raise InvalidRun("pools", refusal)
         _check_room(run, draft.count)
         pool = store_pool(run, draft, actor=actor)
         record_event(run, "scaled", f"{pool} added", actor=actor)

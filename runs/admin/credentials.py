@@ -21,12 +21,17 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 
-from executors.backend import Variable
 from runs import redaction
-from runs.actions.credentials import InUse, delete_credential, save_credential, test_credential
+from runs.actions.credentials import (
+    InUse,
+    delete_credential,
+    kind_of_credential,
+    save_credential,
+    test_credential,
+)
 from runs.admin.base import ForAdministrators
 from runs.admin.credential_form import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
-from runs.credentials.kinds import KINDS, STORE, Kind, is_secret, kind_of
+from runs.credentials.kinds import KINDS, STORE, Kind, is_secret
 from runs.models import Credential
 
 
@@ -46,7 +51,7 @@ class CredentialAdmin(ForAdministrators):
 
     @admin.display(description="kind", ordering="kind")
     def kind_label(self, credential: Credential) -> str:
-        return _kind(credential).label
+        return kind_of_credential(credential).label
 
     @admin.display(description="holds")
     def holds(self, credential: Credential) -> str:
@@ -86,7 +91,7 @@ class CredentialAdmin(ForAdministrators):
         return sets
 
     def _kind_of(self, request: HttpRequest, obj: Credential | None) -> Kind:
-        return KINDS[request.GET["kind"]] if obj is None else _kind(obj)
+        return KINDS[request.GET["kind"]] if obj is None else kind_of_credential(obj)
 
     @method_decorator(sensitive_post_parameters())
     @method_decorator(never_cache)
@@ -180,13 +185,3 @@ class CredentialAdmin(ForAdministrators):
         self.log_change(request, credential, f"Tested: {'works' if tested.ok else 'does not work'}")
         level = messages.SUCCESS if tested.ok else messages.ERROR
         self.message_user(request, f"{credential}: {tested.message}", level)
-
-
-def _kind(credential: Credential) -> Kind:
-    """The credential's kind; a generic one for an unknown kind, so that it can be replaced."""
-    return kind_of(credential) or Kind(
-        key=credential.kind,
-        label=credential.kind,
-        backend=credential.kind,
-        variables=tuple(Variable(name=name, label=name) for name in credential.fields),
-    )

@@ -15,6 +15,7 @@ notifications. Nothing here changes a run.
 | weights_mismatch | weights differ between replicas after a recent round | they are equal again |
 | goodput | compute is less than :data:`GOODPUT` of recent rounds | it exceeds that by a margin |
 | budget | 80 or 100 % of the budget is spent | the run ends |
+| shared_budget | a budget of an owner or tag is nearly spent | the period ends, or it is raised |
 | deadline | the time limit or a backend deadline is near | the run ends, or the deadline moves |
 | bucket | the rendezvous cannot be read | it can be read |
 | pool | a backend account needs an operator: credential, quota or billing | an operator acts |
@@ -44,6 +45,7 @@ KINDS = {
     "weights_mismatch": "Weights differ",
     "goodput": "Goodput is low",
     "budget": "Budget",
+    "shared_budget": "Shared budget",
     "deadline": "Deadline near",
     "bucket": "Bucket unreachable",
     "pool": "Pool blocked",

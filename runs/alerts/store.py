@@ -18,6 +18,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from archipelago import rows
+from runs import audit, live_stream
 from runs.alerts import webhooks
 from runs.alerts.alert_view import AlertView
 from runs.alerts.rules import KINDS, Finding, RuleResult, apply_rules
@@ -55,7 +56,9 @@ def evaluate(context: AlertContext) -> None:
                 notify(alert)
         if progress := _progress(run, view):
             update_row(run, Q(state=run.state), **progress)
-    context.changes.run |= bool(opened) or any(a.closed_at is not None for a in known.values())
+    if opened or any(alert.closed_at is not None for alert in known.values()):
+        context.changes.run = True
+        transaction.on_commit(live_stream.announce_alerts)
 
 
 def _is_unchanged(result: RuleResult, known: dict[tuple[str, str], Alert]) -> bool:
@@ -77,14 +80,14 @@ def _progress(run: Run, view: AlertView) -> dict[str, Any]:
 
 def notify(alert: Alert) -> None:
     """Send all notifications about a newly opened alert."""
-    if alert.kind in WITH_EVENT:
+    if alert.kind in WITH_EVENT and alert.run is not None:
         message = f"{KINDS[alert.kind]}: {alert.message}"
         record_event(alert.run, "alert", message, level=alert.level, replica=alert.replica)
     webhooks.announce(alert)
 
 
 def sync(
-    run: Run,
+    run: Run | None,
     result: RuleResult,
     known: dict[tuple[str, str], Alert],
     *,
@@ -93,8 +96,8 @@ def sync(
 ) -> list[Alert]:
     """Open new alerts and close those whose condition no longer holds.
 
-    ``known`` are the open alerts; ``closed_at`` is set on those that are closed. Returns the alerts
-    that were opened.
+    ``run`` None: alerts whose cause several runs share. ``known`` are the open alerts;
+    ``closed_at`` is set on those that are closed. Returns the alerts that were opened.
     """
     findings = {(f.kind, f.subject): f for f in result.findings}
     ids = {replica.number: replica.pk for replica in replicas}
@@ -113,13 +116,13 @@ def sync(
     return opened
 
 
-def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> Alert | None:
+def _open(run: Run | None, finding: Finding, replica_id: int | None, now: datetime) -> Alert | None:
     """Open an alert: its row, or None if another process opened it.
 
     An alert about the end of a run is closed at once.
     """
-    ends = finding.kind == "finished"
-    if ends:  # the time identifies this end, however often it is evaluated
+    ends = run is not None and finding.kind == "finished"
+    if run is not None and ends:  # the time identifies this end, however often it is evaluated
         now = run.state_since
     closed_at = now if ends else None
     message = clean_text(finding.message)
@@ -139,7 +142,7 @@ def _open(run: Run, finding: Finding, replica_id: int | None, now: datetime) -> 
     )
     if made:
         return alert
-    if ends and alert.opened_at == run.state_since:
+    if ends and alert.opened_at == now:
         return None
     changes: dict[str, Any] = {
         "replica_id": replica_id,
@@ -166,7 +169,11 @@ def acknowledge(alert: Alert, *, actor: User) -> bool:
         )
         if changed:
             message = f"acknowledged: {KINDS.get(alert.kind, alert.kind)}: {alert.message}"
-            record_event(alert.run, "alert", message, replica=alert.replica, actor=actor)
+            if alert.run is not None:
+                record_event(alert.run, "alert", message, replica=alert.replica, actor=actor)
+            else:
+                audit.record("alert.acknowledged", actor=actor, target=alert, detail=message)
+            transaction.on_commit(live_stream.announce_alerts)
     return bool(changed)
 
 

@@ -32,7 +32,7 @@ from executors.base import AccountError
 from runs.alerts.rules import KINDS
 from runs.credentials.vault import seal, unseal
 from runs.json_values import iso
-from runs.models import Alert, Webhook, WebhookDelivery
+from runs.models import Alert, Run, Webhook, WebhookDelivery
 from runs.outbound import open_url
 from runs.task_queue import enqueue
 from runs.times import due
@@ -109,7 +109,7 @@ def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
 
 def announce(alert: Alert) -> list[WebhookDelivery]:
     """Create deliveries to the webhooks that are subscribed to the alert's kind and run."""
-    selected = alert.run.notify
+    selected = alert.run.notify if alert.run else None
     hooks = [
         hook
         for hook in Webhook.objects.filter(enabled=True)
@@ -128,19 +128,8 @@ def send_test(hook: Webhook, *, actor: str) -> WebhookDelivery:
 
 
 def _data(alert: Alert) -> dict[str, Any]:
-    run = alert.run
     return {
-        "run": {
-            "id": str(run.pk),
-            "name": run.name,
-            "owner": run.owner.get_username(),
-            "state": str(run.state),
-            "state_reason": run.state_reason,
-            "committed_rounds": run.committed_rounds,
-            "total_rounds": run.total_rounds,
-            "tokens": run.tokens,
-            "cost_usd": run.cost_usd,
-        },
+        "run": _run_data(alert.run) if alert.run else None,
         "alert": {
             "kind": alert.kind,
             "title": KINDS.get(alert.kind, alert.kind),
@@ -150,6 +139,20 @@ def _data(alert: Alert) -> dict[str, Any]:
             "times": alert.times,
         },
         "message": alert.message,
+    }
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    return {
+        "id": str(run.pk),
+        "name": run.name,
+        "owner": run.owner.get_username(),
+        "state": str(run.state),
+        "state_reason": run.state_reason,
+        "committed_rounds": run.committed_rounds,
+        "total_rounds": run.total_rounds,
+        "tokens": run.tokens,
+        "cost_usd": run.cost_usd,
     }
 
 

@@ -27,6 +27,7 @@ from executors.base import (
 from executors.catalogue import Catalogue
 from executors.executor import Executor
 from executors.registry import BACKENDS, TABLES, executor_class, get_executor
+from runs.backends import price_settings
 from runs.credentials import open_credential
 from runs.credentials.restrictions import options_of_backend
 from runs.models import Credential, ReplicaPool
@@ -102,6 +103,12 @@ def capabilities_of(backend: str, credential: Credential | None = None) -> Capab
 
 
 def catalogue() -> Catalogue:
+    """Hardware of all backends, with the prices that administrators set in the application, then
+    those of the deployment's file, then list prices."""
+    return price_settings.applied(deployed())
+
+
+def deployed() -> Catalogue:
     """Hardware of all backends; prices in ``ARCHIPELAGO_HARDWARE`` override list prices.
 
     The file is read again after it changed, because prices are needed before every launch. If it

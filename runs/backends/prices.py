@@ -1,4 +1,4 @@
-"""Check the current price of a pool's hardware against the pool's limit.
+"""Check the current price of a pool's hardware against the pool's limit, and budgets.
 
 List prices change while a run waits or trains, so the price is checked before every launch. A pool
 whose price exceeds its limit is *held*: nothing is launched, the pool and one Event give the
@@ -41,16 +41,19 @@ def why_held(price: float | None, limit: float | None) -> str:
     return f"expected a price of at most ${limit:g} an hour, found {found}"
 
 
-def can_launch(pool: ReplicaPool) -> bool:
+def can_launch(pool: ReplicaPool, *, budget: str = "") -> bool:
     """Whether the pool can launch another replica at the current price. Records a change once.
 
+    ``budget`` is why a budget refuses launches (:func:`runs.backends.budgets.refusal_of`), or ''.
     Makes no queries if nothing has changed since ``pool`` was read.
     """
     price = price_now(pool)
     _update_price(pool, price)
     reason = why_held(price, pool.max_price_usd_h)
+    held_by = "price" if reason else "budget" if budget else ""
+    reason = reason or budget
     if reason != pool.held:
-        _hold(pool, reason)
+        _hold(pool, reason, held_by)
     return not reason
 
 
@@ -66,18 +69,20 @@ def _update_price(pool: ReplicaPool, price: float | None) -> None:
         record_event(_run(pool), KIND, f"{pool}: ${price:g} an hour, {before}")
 
 
-def _hold(pool: ReplicaPool, reason: str) -> None:
-    """Hold or release a pool. The process that changed the row records the Event."""
+def _hold(pool: ReplicaPool, reason: str, held_by: str) -> None:
+    """Hold or release a pool. The process that changed the row records the Event. Another amount in
+    the same reason is no new Event."""
     rows = ReplicaPool.objects.filter(pk=pool.pk)
     if reason:
-        if rows.filter(held="").update(held=reason):
+        if rows.exclude(held_by=held_by).update(held=reason, held_by=held_by):
             message = f"{pool}: nothing is launched: {reason}"
             record_event(_run(pool), KIND, message, level="warning")
         else:
             rows.update(held=reason)
-    elif rows.exclude(held="").update(held=""):
-        record_event(_run(pool), KIND, f"{pool}: the price is within the limit, launches resume")
-    pool.held = reason
+    elif rows.exclude(held="").update(held="", held_by=""):
+        what = "budget" if pool.held_by == "budget" else "price"
+        record_event(_run(pool), KIND, f"{pool}: the {what} is within the limit, launches resume")
+    pool.held, pool.held_by = reason, held_by
 
 
 def _run(pool: ReplicaPool) -> Run:

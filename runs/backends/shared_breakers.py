@@ -27,7 +27,7 @@ import redis
 
 from runs import live_stream
 from runs.backends.redis_lock import take
-from runs.models import ReplicaPool, Run
+from runs.models import Credential, ReplicaPool, Run
 
 OPEN_S = 5.0
 OPEN_CAP_S = 60.0
@@ -83,6 +83,11 @@ def prefix_place(run_id: str) -> str:
 def account_place(pool: ReplicaPool) -> str:
     """Place of a pool's backend account: backend and credential."""
     return f"backend:{pool.backend}:{pool.credential_id or ''}"
+
+
+def place_of(backend: str, credential: Credential | None) -> str:
+    """:func:`account_place` of the pools with this backend and credential."""
+    return f"backend:{backend}:{credential.pk if credential else ''}"
 
 
 def state_of(place: str) -> PlaceState:

@@ -88,7 +88,7 @@ STORED_AS = {
 _FROM_BUCKET = {
     *("rendezvous", "group_settings", "workload", "group_fingerprint", "code_sha256", "model_hash"),
     *("committed_rounds", "tokens", "eval_loss", "eval_round", "round_s", "bytes_up", "bytes_down"),
-    *("phase_s", "refused_records", "next_round", "next_command"),
+    *("requests", "phase_s", "refused_records", "next_round", "next_command"),
 }
 """Columns of a run that an import reads from other objects of its bucket."""
 _LOCAL = {

@@ -80,6 +80,7 @@ def store_reports(
         "phase_s": totals,
         "bytes_up": add(run.bytes_up, (r.bytes_up for r in all_reports)),
         "bytes_down": add(run.bytes_down, (r.bytes_down for r in all_reports)),
+        "requests": add(run.requests, (r.requests for r in all_reports)),
     }
 
 

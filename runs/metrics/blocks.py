@@ -167,6 +167,8 @@ def concatenate(parts: Sequence[Points]) -> Points:
     """Join points in the given order."""
     if not parts:
         return Points.empty()
+    if len(parts) == 1:
+        return parts[0]
     return Points(
         **{name: np.concatenate([getattr(p, name) for p in parts]) for name, _ in _COLUMNS}
     )

@@ -320,6 +320,8 @@ def _totals(
 
 def _within(points: Points, key: Key, span: tuple[int, int]) -> Points:
     keys = getattr(points, key)
+    if len(keys) and keys[0] >= span[0] and keys[-1] <= span[1]:
+        return points  # sorted by key
     return points.take((keys >= span[0]) & (keys <= span[1]))
 
 

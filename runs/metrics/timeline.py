@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runs.metrics.round_strips import GROUPS, LATE, OUTCOMES, TIMING
+from runs.metrics.round_strips import GROUPS, LATE, OUTCOMES
+from runs.metrics.round_sums import RoundSums, Strips
 from runs.models import Round, Run
 
 MAX_BARS = 5000
 """A window with more bars than this is sent as a raster."""
-AT_ONCE = 250_000
+AT_ONCE = 60_000
 """Contributions per batch, each taking about 200 bytes of memory."""
 MARGIN = 2
 """Rounds before and after a window whose bars can reach into it."""
@@ -45,6 +46,8 @@ class Outcomes:
     Attributes:
         numbers: numbers of the rounds.
         states: states of the rounds.
+        committed: wall times of the commits; 0 where unknown.
+        tokens: tokens of the run after each round.
         outcomes: round x replica, indices into OUTCOMES.
         late: entries of late contributions with a known delay.
         late_in: for each of them, the index of its round.
@@ -52,6 +55,8 @@ class Outcomes:
 
     numbers: list[int]
     states: list[str]
+    committed: NDArray[np.float64]
+    tokens: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
     late: NDArray[Any]
     late_in: NDArray[np.int64]
@@ -97,6 +102,25 @@ class RoundBatch:
     started: NDArray[np.float64]
     phases: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, strips: Strips) -> RoundBatch:
+        timing = strips.timings
+        started = np.ascontiguousarray(timing["started"].T)
+        phases = np.ascontiguousarray(timing["phases"].transpose(2, 1, 0), dtype=np.float64)
+        started[phases.sum(axis=0) <= 0] = 0
+        return cls(
+            numbers=strips.numbers,
+            outcome=np.ascontiguousarray(strips.outcomes.T),
+            started=started,
+            phases=phases,
+        )
+
+    def inside(self, low: float, high: float) -> NDArray[np.bool_]:
+        """Which bars reach into a window."""
+        ends = self.started + self.phases.sum(axis=0)
+        result: NDArray[np.bool_] = (self.started > 0) & (self.started < high) & (ends > low)
+        return result
+
     def bars(self, inside: NDArray[np.bool_]) -> Bars:
         replica, place = np.nonzero(inside)
         return Bars(
@@ -134,20 +158,25 @@ class Timeline:
     counted: int
 
 
+_OUTCOME_COLUMNS = ("number", "state", "outcomes", "lateness", "committed_at", "tokens_total")
+
+
 def outcomes(run: Run, *, below: int | None = None) -> Outcomes:
     """Outcomes of all rounds, or of those with numbers below ``below``. One query."""
     rounds = Round.objects.filter(run=run).order_by("number")
     if below is not None:
         rounds = rounds.filter(number__lt=below)
-    rows = list(rounds.values_list("number", "state", "outcomes", "lateness"))
+    rows = list(rounds.values_list(*_OUTCOME_COLUMNS))
     size = max((len(row[2]) for row in rows), default=0)
     matrix = np.zeros((len(rows), size), dtype=np.uint8)
-    for i, (_, _, strip, _) in enumerate(rows):
+    for i, (_, _, strip, *_) in enumerate(rows):
         matrix[i, : len(strip)] = np.frombuffer(bytes(strip), dtype=np.uint8)
     late = [bytes(row[3]) for row in rows]
     return Outcomes(
         numbers=[row[0] for row in rows],
         states=[str(row[1]) for row in rows],
+        committed=np.array([row[4].timestamp() if row[4] else 0.0 for row in rows]),
+        tokens=np.array([row[5] for row in rows], dtype=np.int64),
         outcomes=matrix,
         late=np.frombuffer(b"".join(late), dtype=LATE),
         late_in=np.repeat(np.arange(len(rows)), [len(one) // LATE.itemsize for one in late]),
@@ -172,41 +201,94 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     numbers = [row[0] for row in rows[picked]]
     even = np.linspace(low, high, columns + 1)
     edges = _edges(even, commits[(commits > low) & (commits < high)])
-    raster, slow = Raster(edges), _Slowest()
-    most_bars = MAX_BARS if edges is even else -1
-    bars: list[Bars] = []
-    pending: list[RoundBatch] = []
-    total = replicas = 0
-    for batch in _batches(run, numbers):
-        ends = batch.started + batch.phases.sum(axis=0)
-        inside = (batch.started > 0) & (batch.started < high) & (ends > low)
-        slow.add(batch, inside)
-        pending.append(batch)
-        replicas = max(replicas, len(batch.started))
-        total += int(inside.sum())
-        bars = [*bars, batch.bars(inside)] if total <= most_bars else []
-        if total > most_bars or len(pending) > 1:  # the raster is slow, and often not needed
-            for one in pending:
-                raster.add(one)
-            pending = []
-    slowest, counted = slow.most()
-    few = total <= most_bars
+    if edges is even:
+        drawn = _placed(run, numbers, edges)
+    else:
+        drawn = _summed(run, numbers, commits[picked], edges)
+    slowest, counted = drawn.slowest.most()
     return Timeline(
         low=low,
         high=high,
         first=first,
         last=last,
-        replicas=replicas,
+        replicas=drawn.replicas,
         commits=[
             (row[0], float(at), str(row[1]))
             for row, at in zip(rows, commits, strict=True)
             if low <= at < high
         ],
-        bars=_join(bars) if few else None,
-        cells=None if few else _stretched(raster.cells(), edges, even),
+        bars=drawn.bars,
+        cells=None if drawn.cells is None else _stretched(drawn.cells, edges, even),
         slowest=slowest,
         counted=counted,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    """Bars or cells of a window."""
+
+    replicas: int
+    bars: Bars | None
+    cells: NDArray[np.uint8] | None
+    slowest: _Slowest
+
+
+def _placed(run: Run, numbers: Sequence[int], edges: NDArray[np.float64]) -> _Drawn:
+    """Bars, or if there are too many, cells in which each phase is at its position in time."""
+    low, high = edges[0], edges[-1]
+    raster, slow = Raster(edges), _Slowest()
+    bars: list[Bars] = []
+    pending: list[RoundBatch] = []
+    total = replicas = 0
+    for strips in _batches(run, numbers):
+        batch = RoundBatch.of(strips)
+        inside = batch.inside(low, high)
+        slow.add(batch, inside)
+        pending.append(batch)
+        replicas = max(replicas, len(batch.started))
+        total += int(inside.sum())
+        bars = [*bars, batch.bars(inside)] if total <= MAX_BARS else []
+        if total > MAX_BARS or len(pending) > 1:  # the raster is slow, and often not needed
+            for one in pending:
+                raster.add(one)
+            pending = []
+    few = total <= MAX_BARS
+    return _Drawn(
+        replicas=replicas,
+        bars=_join(bars) if few else None,
+        cells=None if few else raster.cells(),
+        slowest=slow,
+    )
+
+
+def _summed(
+    run: Run, numbers: Sequence[int], commits: NDArray[np.float64], edges: NDArray[np.float64]
+) -> _Drawn:
+    """Cells from sums over groups of whole rounds. Rounds that are open or longer than a cell are
+    placed in time, and so are those at the end of the window."""
+    widths = np.diff(edges)
+    raster, slow = Raster(edges), _Slowest()
+    sums = RoundSums(columns=len(widths))
+    took = np.diff(commits, prepend=np.nan)
+    column = np.searchsorted(edges, commits) - 1
+    early = column < 0
+    column = column.clip(0, len(widths) - 1)
+    placed = ~(commits <= edges[-1]) | (took > widths[column])
+    done = 0
+    for strips in _batches(run, numbers):
+        here = slice(done, done + len(strips.numbers))
+        done = here.stop
+        whole = ~placed[here] & ~early[here]
+        sums.add(strips.take(whole), column[here][whole])
+        if placed[here].any():
+            batch = RoundBatch.of(strips.take(placed[here]))
+            slow.add(batch, batch.inside(edges[0], edges[-1]))
+            raster.add(batch)
+    raster.merge(sums)
+    slow.counts = _grown(slow.counts, len(sums.slow))
+    slow.counts[: len(sums.slow)] += sums.slow
+    return _Drawn(replicas=len(raster.first), bars=None, cells=raster.cells(), slowest=slow)
 
 
 def _edges(even: NDArray[np.float64], commits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -247,8 +329,8 @@ def _picked(commits: NDArray[np.float64], low: float, high: float) -> slice:
     return slice(max(begin, 0), end)
 
 
-def _batches(run: Run, numbers: Sequence[int]) -> Iterator[RoundBatch]:
-    """Batches of these rounds with :data:`AT_ONCE` contributions each. One query."""
+def _batches(run: Run, numbers: Sequence[int]) -> Iterator[Strips]:
+    """Strips of these rounds in batches of :data:`AT_ONCE` contributions. One query."""
     if not numbers:
         return
     rows = (
@@ -261,28 +343,10 @@ def _batches(run: Run, numbers: Sequence[int]) -> Iterator[RoundBatch]:
     for row in rows:
         part.append((row[0], bytes(row[1]), bytes(row[2])))
         if len(part) * len(row[1]) >= AT_ONCE:
-            yield _batch(part)
+            yield Strips.of(part)
             part = []
     if part:
-        yield _batch(part)
-
-
-def _batch(rows: Sequence[tuple[int, bytes, bytes]]) -> RoundBatch:
-    size = max(len(strip) for _, strip, _ in rows)
-    outcome = np.zeros((len(rows), size), dtype=np.uint8)
-    timing = np.zeros((len(rows), size), dtype=TIMING)
-    for i, (_, one, two) in enumerate(rows):
-        outcome[i, : len(one)] = np.frombuffer(one, dtype=np.uint8)
-        timing[i, : len(two) // TIMING.itemsize] = np.frombuffer(two, dtype=TIMING)
-    started = np.ascontiguousarray(timing["started"].T)
-    phases = np.ascontiguousarray(timing["phases"].transpose(2, 1, 0), dtype=np.float64)
-    started[phases.sum(axis=0) <= 0] = 0
-    return RoundBatch(
-        numbers=np.array([n for n, *_ in rows], dtype=np.int64),
-        outcome=np.ascontiguousarray(outcome.T),
-        started=started,
-        phases=phases,
-    )
+        yield Strips.of(part)
 
 
 @dataclass
@@ -371,18 +435,24 @@ class Raster:
         columns = slice(begin, begin + max(len(within) - 1, 0))
         self.shares[replica, group, columns] += np.diff(within) / self.widths[columns]
 
+    def merge(self, sums: RoundSums) -> None:
+        """Add the time of rounds that were summed."""
+        size = max(len(self.first), len(sums.first))
+        known = slice(len(sums.first))
+        self.shares, self.over = _grown(self.shares, size), _grown(self.over, size)
+        self.first, self.last = _grown(self.first, size, np.inf), _grown(self.last, size, -np.inf)
+        self.shares[known] += sums.spent / self.widths
+        self.first[known] = np.minimum(self.first[known], sums.first)
+        self.last[known] = np.maximum(self.last[known], sums.last)
+
     def cells(self) -> NDArray[np.uint8]:
-        cells = np.full((len(self.first), len(self.edges) - 1), BLANK, dtype=np.uint8)
-        for replica, shares in enumerate(self.shares):
-            begun, over = self.edges[1:] > self.first[replica], self.edges[:-1] < self.last[replica]
-            alive = begun & over
-            down = np.clip(1 - shares.sum(axis=0), 0, 1)
-            rest = np.concatenate([shares[1:], down[None]])
-            kind = rest.argmax(axis=0)
-            share = np.clip(np.take_along_axis(rest, kind[None], axis=0)[0], 0, 1)
-            cell = (kind + 1) * 16 + np.rint(share * LEVELS).astype(int)
-            cells[replica, alive] = cell[alive]
-        return cells
+        alive = (self.edges[1:] > self.first[:, None]) & (self.edges[:-1] < self.last[:, None])
+        down = np.clip(1 - self.shares.sum(axis=1, keepdims=True), 0, 1)
+        rest = np.concatenate([self.shares[:, 1:], down], axis=1)
+        kind = rest.argmax(axis=1)
+        share = np.clip(np.take_along_axis(rest, kind[:, None], axis=1)[:, 0], 0, 1)
+        cell = (kind + 1) * 16 + np.rint(share * LEVELS).astype(int)
+        return np.where(alive, cell, BLANK).astype(np.uint8)
 
 
 def _grown(array: NDArray[Any], size: int, fill: float = 0) -> NDArray[Any]:

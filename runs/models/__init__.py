@@ -1,7 +1,7 @@
 """Tables of the control plane.
 
-The tables cache the buckets. Only users, their saved views and tokens, sweeps
-and credentials exist in the database alone.
+The tables cache the buckets. Only users, their saved views and tokens, sweeps, credentials, budgets
+and prices exist in the database alone.
 
 Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.transitions` and
 :mod:`runs.actions`, queries in :mod:`runs.queries`.
@@ -9,45 +9,54 @@ Models hold fields, constraints and cheap properties. Transitions are in :mod:`r
 
 from __future__ import annotations
 
-from runs.models.alert import Alert
+from runs.models.alert import Alert, AlertsRead
 from runs.models.archive import Archive
 from runs.models.audit import AuditEntry
+from runs.models.budget import Budget
 from runs.models.credential import Credential
 from runs.models.event import Event
 from runs.models.ingest import IngestState, QuarantinedRecord
 from runs.models.journal import Journal
 from runs.models.orphan import OrphanJob
+from runs.models.price import PriceOverride, TrafficPrice
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.saved_view import SavedView
 from runs.models.sweep import Sweep
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
+from runs.models.tracker import ExperimentTracker, RunMirror
 from runs.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
     "Alert",
+    "AlertsRead",
     "ApiToken",
     "Archive",
     "AuditEntry",
+    "Budget",
     "Checkpoint",
     "Contribution",
     "Credential",
     "Event",
+    "ExperimentTracker",
     "IngestState",
     "Journal",
     "LogLine",
     "MetricBlock",
     "OrphanJob",
+    "PriceOverride",
     "QuarantinedRecord",
     "Replica",
     "ReplicaAttempt",
     "ReplicaPool",
     "Round",
     "Run",
+    "RunMirror",
     "SavedView",
     "Sweep",
     "TelemetryCursor",
+    "TrafficPrice",
     "Webhook",
     "WebhookDelivery",
 ]

@@ -1,4 +1,4 @@
-"""Alerts: conditions of a run that need attention."""
+"""Alerts: conditions that need attention, and how far each user has read them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from runs.models.run import Replica, Run
 
 
 class Alert(models.Model):
-    """One condition of a run: unique by run, kind and subject.
+    """One condition of a run: unique by run, kind and subject. The alert of a budget that several
+    runs share has no run.
 
     An alert that opens again reuses its row: ``times`` counts, and ``opened_at`` and ``closed_at``
     describe the latest occurrence. :mod:`runs.alerts.store` writes the rows.
     """
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts")
+    run = models.ForeignKey(
+        Run,
+        on_delete=models.CASCADE,
+        related_name="alerts",
+        null=True,
+        blank=True,
+        help_text="Null: several runs share its cause",
+    )
     replica = models.ForeignKey(
         Replica, on_delete=models.CASCADE, related_name="alerts", null=True, blank=True
     )
@@ -42,6 +50,12 @@ class Alert(models.Model):
         ordering = ("-opened_at", "-id")
         constraints = (
             models.UniqueConstraint(fields=["run", "kind", "subject"], name="alert_is_kept_once"),
+            # SQL counts null run ids as different.
+            models.UniqueConstraint(
+                fields=["kind", "subject"],
+                condition=Q(run__isnull=True),
+                name="shared_alert_is_kept_once",
+            ),
         )
         indexes = (
             models.Index(
@@ -49,7 +63,20 @@ class Alert(models.Model):
                 condition=Q(closed_at__isnull=True, acknowledged_at__isnull=True),
                 name="alert_waits",
             ),
+            models.Index(fields=["-opened_at", "-id"], name="alert_newest"),
         )
 
     def __str__(self) -> str:
         return f"{self.kind} {self.subject}".strip()
+
+
+class AlertsRead(models.Model):
+    """How far a user has read the alerts: those that opened later are unread."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="alerts_read"
+    )
+    read_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.user} until {self.read_at:%Y-%m-%d %H:%M:%S}"

@@ -44,7 +44,12 @@ class Run(models.Model):
     )
     time_limit_s = models.PositiveIntegerField(default=0, help_text="0 means no limit")
     budget_usd = models.FloatField(default=0, help_text="0 means no limit")
-    cost_usd = models.FloatField(default=0, help_text="Total of all attempts with a known price")
+    cost_usd = models.FloatField(
+        default=0, help_text="Total of all attempts with a known price, and of the traffic"
+    )
+    traffic_usd = models.FloatField(
+        default=0, help_text="Estimate for traffic and requests; 0 without a price for them"
+    )
     start_timeout_s = models.PositiveIntegerField(
         default=0,
         help_text="The run is cancelled if training has not started by then; 0: never",
@@ -114,6 +119,7 @@ class Run(models.Model):
     round_s = models.FloatField(null=True, blank=True, help_text="Smoothed duration of a round")
     bytes_up = models.PositiveBigIntegerField(default=0)
     bytes_down = models.PositiveBigIntegerField(default=0)
+    requests = models.PositiveBigIntegerField(default=0)
     phase_s = models.JSONField(default=dict, help_text="Phase name -> seconds, of all replicas")
     refused_records = models.PositiveIntegerField(default=0, help_text="Skipped as unreadable")
     # Progress of the control plane with this run.
@@ -239,7 +245,10 @@ class ReplicaPool(models.Model):
         help_text="A replica that costs more is not launched; null: no limit",
     )
     held = models.TextField(
-        blank=True, help_text="Why the price prevents launches; empty: it does not"
+        blank=True, help_text="Why a price or a budget prevents launches; empty: none does"
+    )
+    held_by = models.CharField(
+        max_length=8, blank=True, help_text="price or budget; empty: it is not held"
     )
     failures = models.PositiveIntegerField(default=0, help_text="Consecutive failures")
     open_until = models.DateTimeField(null=True, blank=True)
@@ -382,6 +391,11 @@ class ReplicaAttempt(models.Model):
             ),
             models.Index(
                 fields=["ended_at"], condition=Q(ended_at__isnull=False), name="attempt_ended"
+            ),
+            models.Index(
+                fields=["replica"],
+                condition=Q(price_usd_h__isnull=True, launched_at__isnull=False),
+                name="attempt_unpriced",
             ),
         )
         constraints = (

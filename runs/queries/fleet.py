@@ -106,8 +106,8 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
     """State of the circuit breaker of a pool.
 
     ``state`` is ``healthy``, ``failing`` (below the limit), ``open`` (until ``open_until``),
-    ``half_open``, ``action_required`` or ``price_limit``. ``last_error`` is the message of the
-    backend, ``advice`` describes the next step.
+    ``half_open``, ``action_required``, ``price_limit`` or ``budget``. ``last_error`` is the message
+    of the backend, ``advice`` describes the next step.
     """
     label = BACKENDS.get(pool.backend, pool.backend)
     state, advice = "healthy", ""
@@ -130,11 +130,16 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
         state, advice = "failing", "Launches are retried automatically."
     last_error = pool.last_error if state != "healthy" else ""
     if pool.held and state in ("healthy", "failing"):
-        state, last_error = "price_limit", pool.held
-        advice = (
-            "Launches resume once the price is within the limit. You can raise the limit under "
-            "Scale."
-        )
+        last_error = pool.held
+        if pool.held_by == "budget":
+            state = "budget"
+            advice = "Running replicas continue. An administrator can raise it under Budgets."
+        else:
+            state = "price_limit"
+            advice = (
+                "Launches resume once the price is within the limit. You can raise the limit under "
+                "Scale."
+            )
     return {
         "state": state,
         "failures": pool.failures,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runs.exceptions import InvalidRun
-from runs.models import Archive, Credential, Webhook
+from runs.models import Archive, Credential, ExperimentTracker, Webhook
 
 
 def credentials() -> Sequence[Credential]:
@@ -50,6 +50,23 @@ def webhook_ids(wanted: Sequence[str | int]) -> tuple[int, ...]:
                 f"expected a webhook ({', '.join(known) or 'none yet'}), found {webhook!r}",
             )
     return tuple(known[webhook] if isinstance(webhook, str) else webhook for webhook in wanted)
+
+
+def trackers() -> dict[int, str]:
+    """Names of enabled trackers by id."""
+    return dict(ExperimentTracker.objects.filter(enabled=True).values_list("pk", "name"))
+
+
+def tracker_ids(wanted: Sequence[str]) -> tuple[int, ...]:
+    """Ids of trackers that are given by name. Raises :class:`InvalidRun`."""
+    known = {name: pk for pk, name in trackers().items()}
+    for index, name in enumerate(wanted):
+        if name not in known:
+            raise InvalidRun(
+                f"trackers.{index}",
+                f"expected a tracker ({', '.join(known) or 'none yet'}), found {name!r}",
+            )
+    return tuple(dict.fromkeys(known[name] for name in wanted))
 
 
 def archive(sha256: str) -> Archive | None:

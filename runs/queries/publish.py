@@ -7,7 +7,7 @@ from typing import Any
 from runs import live_stream
 from runs.metrics.changes import Changes
 from runs.models import Run
-from runs.queries import fleet, selectors
+from runs.queries import fleet, round_summaries, selectors
 
 
 def publish_changes(run: Run, changes: Changes) -> bool:
@@ -25,7 +25,7 @@ def publish_changes(run: Run, changes: Changes) -> bool:
         delta["replicas"] = fleet.replica_rows(run)
         delta["pools"] = fleet.pool_rows(run)
     if changes.rounds:
-        delta["rounds"] = selectors.round_rows(run, numbers=changes.rounds)
+        delta["rounds"] = round_summaries.summaries(run, numbers=changes.rounds)
     if changes.points:
         delta["points"] = [
             points.to_json(series=series, replica=replica)

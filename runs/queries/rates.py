@@ -19,6 +19,12 @@ def running_jobs() -> QuerySet[ReplicaAttempt]:
     return ReplicaAttempt.objects.filter(ended_at=None, started_at__isnull=False).order_by()
 
 
+def unpriced_attempts() -> QuerySet[ReplicaAttempt]:
+    """The attempts that a backend has launched and whose price is unknown: their cost is missing in
+    the cost of their run."""
+    return ReplicaAttempt.objects.filter(price_usd_h=None, launched_at__isnull=False).order_by()
+
+
 def rate_columns() -> dict[str, Any]:
     """Annotations of runs: ``usd_h``, and ``unpriced_jobs``, those without a known price."""
     jobs = running_jobs().filter(replica__run=OuterRef("pk")).values("replica__run")

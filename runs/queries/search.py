@@ -215,7 +215,8 @@ def _number(term: Term) -> Q:
     wanted = Q(**{f"{column}__isnull": False, f"{column}__{lookup}": term.number})
     if term.field == "cost" and lookup not in ("gt", "gte"):
         # With an unknown price the sum is a lower bound, which can only show that it is exceeded.
-        wanted &= ~Q(Exists(ReplicaPool.objects.filter(run=OuterRef("pk"), price_usd_h=None)))
+        unpriced = rates.unpriced_attempts().filter(replica__run=OuterRef("pk"))
+        wanted &= ~Q(Exists(unpriced))
     return wanted
 
 

@@ -38,7 +38,7 @@ from runs.models import (
 )
 from runs.models import TelemetryCursor as Cursor
 from runs.permissions import can_view
-from runs.queries import rates
+from runs.queries import rates, round_summaries
 from runs.queries.fleet import pool_rows, replica_rows
 from runs.states import (
     REPLICA_ENDED,
@@ -57,8 +57,8 @@ ALL_POINTS = 100_000
 
 ROUNDS_LIMIT = 2000
 """Rounds in one response, the newest; ``since`` selects older ones."""
-SNAPSHOT_CONTRIBUTIONS = 4000
-"""Contributions in a snapshot, which limits the rounds of runs with many replicas."""
+RESPONSE_CONTRIBUTIONS = 4000
+"""Contributions in one response, which limits the rounds of runs with many replicas."""
 
 JOURNAL_RETRY_CAP = timedelta(minutes=5)
 """The longest delay between retries of a failed journal write (:mod:`runs.ingest.journal`)."""
@@ -87,8 +87,9 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     waiting = alerts.order_by().values("run").annotate(count=Count("pk")).values("count")
     pools = ReplicaPool.objects.filter(run=OuterRef("pk")).order_by()
     wanted = Subquery(pools.values("run").annotate(wanted=Sum("count")).values("wanted"))
-    # A count, because PostgreSQL evaluates EXISTS for all runs at once by reading every pool.
-    unpriced = pools.filter(price_usd_h=None).values("run").annotate(count=Count("pk"))
+    # A count, because PostgreSQL evaluates EXISTS for all runs at once by reading every attempt.
+    attempts = rates.unpriced_attempts().filter(replica__run=OuterRef("pk"))
+    unpriced = attempts.values("replica__run").annotate(count=Count("pk"))
     return runs.select_related("owner").annotate(
         live_count=Coalesce(count, 0),
         alert_count=Coalesce(Subquery(waiting), 0),
@@ -188,20 +189,17 @@ def round_rows(
     since: int = 0,
     *,
     numbers: Iterable[int] | None = None,
-    limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of rounds, oldest first.
+    """Rows of the newest :data:`ROUNDS_LIMIT` rounds, oldest first.
 
     Args:
         since: only rounds after this number.
         numbers: only these rounds.
-        limit: only this many of the newest rounds, at most :data:`ROUNDS_LIMIT`.
     """
     rounds = Round.objects.filter(run=run, number__gt=since)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
-    most = ROUNDS_LIMIT if limit is None else min(limit, ROUNDS_LIMIT)
-    newest = list(rounds.order_by("-number")[:most])
+    newest = list(rounds.order_by("-number")[:ROUNDS_LIMIT])
     contributions = _contribution_rows(newest)
     return [
         row_of(
@@ -217,7 +215,7 @@ def round_rows(
 def _contribution_rows(rounds: Iterable[Round]) -> dict[int, list[dict[str, Any]]]:
     """Rows of contributions by the key of their round, in the order of the replicas.
 
-    A snapshot has thousands, and building their models would take most of its time.
+    A response has thousands, and building their models would take most of its time.
     """
     round_of = {r.pk: r for r in rounds}
     found: dict[int, list[dict[str, Any]]] = {}
@@ -281,10 +279,7 @@ def log_rows(
         level: one of :data:`LOG_LEVELS`: only lines of this level or worse.
         around: instead of the newest lines, those before and after the line with this ID.
     """
-    lines = lines_of(run, replica=replica, search=search).filter(id__gt=after_id)
-    if level in LOG_LEVELS:
-        names = LOG_LEVELS[level]
-        lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
+    lines = lines_of(run, replica=replica, search=search, least=level).filter(id__gt=after_id)
     if around is None:
         shown = list(lines.order_by("-id")[:limit])[::-1]
     else:
@@ -293,11 +288,15 @@ def log_rows(
     return [log_row(line) for line in shown]
 
 
-def lines_of(run: Run, *, replica: int | None, search: str) -> QuerySet[LogLine]:
-    """Log lines of a run, or of one replica, that contain a text."""
+def lines_of(run: Run, *, replica: int | None, search: str, least: str = "") -> QuerySet[LogLine]:
+    """Log lines of a run, or of one replica, that contain a text and have the level ``least``
+    (one of :data:`LOG_LEVELS`) or a worse one."""
     lines = LogLine.objects.filter(replica__run=run).select_related("replica")
     if replica is not None:
         lines = lines.filter(replica__number=replica)
+    if least in LOG_LEVELS:
+        names = LOG_LEVELS[least]
+        lines = lines.filter(level__in=[*names, *(name.upper() for name in names)])
     return lines.filter(message__icontains=search) if search else lines
 
 
@@ -349,7 +348,7 @@ def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
         "run": run_header(run),
         "pools": pool_rows(run),
         "replicas": replicas,
-        "rounds": round_rows(run, limit=SNAPSHOT_CONTRIBUTIONS // max(len(replicas), 1)),
+        "rounds": round_summaries.summaries(run, replicas=len(replicas)),
         "events": event_rows(run),
         "points": all_points(run) if curves else [],
         "cursor": cursor,

@@ -4,9 +4,10 @@ The database stores one cost per attempt (:mod:`runs.reconcile.billing`). It is 
 the time in which it arose: from the start of the job to its end, or as far as it was billed. The
 cost before a queue suspended a job is spread over the time before its last start. Days are in UTC.
 
-Jobs without a known price are counted beside the sums, never as 0. Bucket requests and traffic have
-no recorded price and are left out; so are deleted runs, whose attempts are deleted with them. The
-number of queries depends only on the number of jobs, by one for 10,000 runs.
+Jobs without a known price are counted beside the sums, never as 0. The estimate for the traffic and
+the requests of a run (:func:`runs.reconcile.billing.traffic_usd`) is spread evenly over the run, as
+if it were a separate backend. Deleted runs are left out, because their attempts are deleted with
+them. The number of queries depends only on the number of jobs, by one for 10,000 runs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ RUNS_AT_ONCE = 10_000
 """Parameters of one query, fewer than any database allows."""
 GROUPS = 20
 """Rows of a table before the rest is summed up in one row."""
+TRAFFIC, TRAFFIC_LABEL = "traffic", "Traffic and requests (estimate)"
+"""Key and label of the estimate for traffic among the backends."""
 _DAY = timedelta(days=1)
 
 
@@ -93,7 +96,7 @@ class Attempt:
     ended_at: datetime | None
 
 
-_COLUMNS = (
+COLUMNS = (
     "replica__run_id",
     "replica__pool__backend",
     "price_usd_h",
@@ -208,6 +211,8 @@ def spend(
         if number > MOST_ATTEMPTS:
             break
         _add(sums, Attempt(*values), spans, period, month, now)
+    for run, stretch in _traffic(user, chosen, spans, now):
+        _add_traffic(sums, run, stretch, spans, period, month)
     runs = _runs(list(dict.fromkeys(run for run, _ in sums.by_run)))
     counted = live_jobs.counts(live_jobs.live_jobs(user))
     rate = live_jobs.matching_total(counted, chosen)
@@ -244,8 +249,30 @@ def _attempts(
         ran |= Q(created_at__lt=_midnight(span.last + _DAY)) & begin
     billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
     attempts = ReplicaAttempt.objects.filter(ran, billed, chosen.but(state="").condition())
-    newest = attempts.order_by("-id").values_list(*_COLUMNS)[: MOST_ATTEMPTS + 1]
+    newest = attempts.order_by("-id").values_list(*COLUMNS)[: MOST_ATTEMPTS + 1]
     return newest.iterator(chunk_size=2000)
+
+
+def _traffic(
+    user: AbstractBaseUser | AnonymousUser,
+    chosen: JobFilter,
+    spans: Sequence[Period],
+    now: datetime,
+) -> Iterator[tuple[uuid.UUID, Stretch]]:
+    """The estimates for traffic of the runs that ran in one of the spans, the newest first."""
+    if not can_view(user) or chosen.backend not in ("", TRAFFIC):
+        return
+    ran = Q()
+    for span in spans:
+        begin = Q(ended_at__isnull=True) | Q(ended_at__gte=_midnight(span.first))
+        ran |= Q(started_at__lt=_midnight(span.last + _DAY)) & begin
+    runs = Run.objects.filter(ran, traffic_usd__gt=0)
+    if chosen.owner:
+        runs = runs.filter(owner__username=chosen.owner)
+    rows = runs.order_by("-created_at").values_list("pk", "traffic_usd", "started_at", "ended_at")
+    for pk, usd, start, end in rows[:MOST_ATTEMPTS]:
+        assert start is not None  # the condition excludes null
+        yield pk, Stretch(start=start, end=max(start, end or now), usd=finite(usd) or 0.0)
 
 
 def _midnight(day: date) -> datetime:
@@ -276,6 +303,25 @@ def _add(
         key = attempt.run, attempt.backend
         sums.by_run.setdefault(key, Tally()).add(whole.of_one_job())
     sums.month.add(this_month.of_one_job())
+
+
+def _add_traffic(
+    sums: _Sums,
+    run: uuid.UUID,
+    stretch: Stretch,
+    spans: Sequence[Period],
+    period: Period,
+    month: Period,
+) -> None:
+    """Add a run's estimate for traffic. It is no job, so only amounts are added."""
+    for span in spans:
+        for day, share, _ in by_day(stretch, span):
+            usd = (stretch.usd or 0.0) * share
+            if period.first <= day <= period.last:
+                sums.by_run.setdefault((run, TRAFFIC), Tally()).usd += usd
+                sums.by_day.setdefault(day, {}).setdefault(TRAFFIC, Tally()).usd += usd
+            if day >= month.first:
+                sums.month.usd += usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +356,7 @@ def _tables(sums: _Sums, runs: dict[uuid.UUID, _Run], limit: int) -> dict[str, A
             tags.setdefault(tag, Tally()).add(tally)
     names = {str(pk): run.name for pk, run in runs.items()}
     return {
-        "backends": _groups(backends, dict(BACKENDS), limit),
+        "backends": _groups(backends, {**BACKENDS, TRAFFIC: TRAFFIC_LABEL}, limit),
         "owners": _groups(owners, {}, limit),
         "runs": _groups(by_run, names, limit),
         "tags": _groups(tags, {}, limit),

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Count, Q, Sum
 
 from runs.json_values import finite
-from runs.models import ReplicaPool, Run
+from runs.models import Run
 from runs.queries import rates
 from runs.queries.search import Term, matching
 from runs.states import RUN_ACTIVE, RunState
@@ -59,7 +59,7 @@ def totals(terms: Sequence[Term], *, user: Any) -> Totals:
     jobs = rates.running_jobs().filter(replica__run__in=busy.values("pk"))
     unpriced = Count("pk", filter=Q(price_usd_h=None))
     rate = jobs.aggregate(usd_h=Sum("price_usd_h"), unpriced=unpriced)
-    unknown = runs.filter(pk__in=ReplicaPool.objects.filter(price_usd_h=None).values("run"))
+    unknown = runs.filter(pk__in=rates.unpriced_attempts().values("replica__run"))
     return Totals(
         tabs=_tab_counts(terms, user),
         runs=spent["count"],

@@ -5,6 +5,9 @@ launch) to its end, or for the seconds that the backend reports as billed, at th
 launch. A job that ended while it waited for a machine costs nothing, and neither does time in which
 a cluster queue suspended a running job. These are estimates; the backend issues the bill. The cost
 of an attempt without a known price is unknown and missing from the run's total.
+
+The total includes an estimate for traffic and requests: bytes and requests that replicas report,
+times the prices that an administrator set for the kind of bucket, or 0 without them.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from datetime import datetime
 from django.db.models import Q, Sum
 
 from executors.base import JobState
+from runs.backends import price_settings
 from runs.bulk import update_row
-from runs.models import ReplicaAttempt
+from runs.models import ReplicaAttempt, Run
 from runs.reconcile.context import ReconcileContext
 
+TRAFFIC_STEP_USD = 0.001
+"""Smallest change of the estimate for traffic that is written."""
 WRITE_EVERY_S = 10.0
 """Seconds of cost that the rows of running jobs can lag behind."""
 
@@ -60,14 +66,26 @@ def suspend(attempt: ReplicaAttempt) -> None:
 def add_up(context: ReconcileContext) -> None:
     """Update the costs of this tick's attempts and the run's total."""
     changed = [attempt for attempt in context.attempts if _update_cost(attempt, context)]
-    if not changed:
-        return
-    ReplicaAttempt.objects.bulk_update(changed, ["cost_usd"])
     run = context.run
-    total = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))["sum"]
-    if run.cost_usd != (total or 0.0):
-        update_row(run, cost_usd=total or 0.0)
+    traffic = traffic_usd(run)
+    has_moved = abs(traffic - run.traffic_usd) >= TRAFFIC_STEP_USD
+    if not changed and not has_moved:
+        return
+    if changed:
+        ReplicaAttempt.objects.bulk_update(changed, ["cost_usd"])
+    attempts = ReplicaAttempt.objects.filter(replica__run=run)
+    total = (attempts.aggregate(sum=Sum("cost_usd"))["sum"] or 0.0) + traffic
+    if run.cost_usd != total or run.traffic_usd != traffic:
+        update_row(run, cost_usd=total, traffic_usd=traffic)
         context.changes.run = True
+
+
+def traffic_usd(run: Run) -> float:
+    """The estimate for the traffic and the requests of the run's replicas; 0 without prices."""
+    prices = price_settings.traffic_prices().get(run.rendezvous.partition("://")[0])
+    if prices is None:
+        return 0.0
+    return prices.cost_usd(up=run.bytes_up, down=run.bytes_down, requests=run.requests)
 
 
 def _update_cost(attempt: ReplicaAttempt, context: ReconcileContext) -> bool:

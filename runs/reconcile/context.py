@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 
+from runs.backends import budgets
 from runs.metrics.changes import Changes
 from runs.models import IngestState, Replica, ReplicaAttempt, Run
 from runs.reconcile.decisions import HeartbeatView, Job
@@ -41,6 +43,11 @@ class ReconcileContext:
     """Names of steps that raised."""
     published: bool = True
     """Whether this tick's changes were published to the pages."""
+
+    @cached_property
+    def budget_refusal(self) -> str:
+        """Why a budget of the run's owner or tags refuses launches; '' if none does."""
+        return budgets.refusal_of(self.run, self.now)
 
     @property
     def over(self) -> bool:

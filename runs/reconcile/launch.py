@@ -40,7 +40,7 @@ from executors.base import (
     RetryLater,
 )
 from executors.executor import Executor
-from runs.backends import circuit_breaker, prices
+from runs.backends import budgets, circuit_breaker, prices
 from runs.backends.executors import executor_for
 from runs.backends.requirements import replica_requirements
 from runs.credentials import replica_secrets
@@ -224,7 +224,7 @@ def _begin(replica_id: int) -> ReplicaAttempt | None:
             return None
         if not circuit_breaker.can_launch(replica.pool, timezone.now()):
             return None
-        if not prices.can_launch(replica.pool):
+        if not prices.can_launch(replica.pool, budget=budgets.refusal_of(run, timezone.now())):
             return None
         number = last.number + 1 if last else 1
         attempt = ReplicaAttempt.objects.create(

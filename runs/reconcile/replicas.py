@@ -71,7 +71,8 @@ def relaunch(context: ReconcileContext) -> None:
         return
     open_by_replica = context.open_by_replica
     for pool in {r.pool_id: r.pool for r in context.replicas if r.pool.held}.values():
-        prices.can_launch(pool)  # also for pools in which no replica waits any more
+        # Also for pools in which no replica waits any more.
+        prices.can_launch(pool, budget=context.budget_refusal)
     due: set[int] = set()
     for replica in context.replicas:
         delay_s = relaunch_delay_s(replica)
@@ -143,8 +144,8 @@ def _launch_is_due(
 
 
 def _is_affordable(context: ReconcileContext, replica: Replica) -> bool:
-    """Check the pool's price. A held replica shows the reason until its launch."""
-    if prices.can_launch(replica.pool):
+    """Check price and budgets. A held replica shows the reason until its launch."""
+    if prices.can_launch(replica.pool, budget=context.budget_refusal):
         return True
     message = f"not launched: {replica.pool.held}"
     if replica.state_reason != message:

@@ -16,6 +16,7 @@ _LABELS = {
     "max_restarts": "Restarts",
     "store_credential": "Bucket credential",
     "notify": "Webhooks for alerts",
+    "trackers": "Experiment trackers",
 }
 _SKIPPED = frozenset({"name", "rendezvous", "fork"})
 """Fields that every clone has to change."""

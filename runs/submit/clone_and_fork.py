@@ -55,6 +55,7 @@ def clone_of(run: Run) -> RunDraft:
         store_credential=run.store_credential_id,
         archive=bytes(run.archive.data) if run.archive else b"",
         notify=None if run.notify is None else tuple(run.notify),
+        trackers=tuple(run.mirrors.values_list("tracker_id", flat=True)),
     )
 
 

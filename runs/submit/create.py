@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,18 +13,28 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload
+from diloco.protocol.workload import SHARDS, ByteGPTWorkload, CustomWorkload
 from diloco.store.location import canonical
 from executors.base import ExecutorError
 from executors.catalogue import Hardware
 from executors.registry import DESCRIPTIONS
+from runs.backends import budgets
 from runs.backends.executors import BACKENDS, catalogue
 from runs.backends.prices import list_price
 from runs.credentials import check_store
 from runs.credentials.restrictions import refused_image, refused_options
 from runs.exceptions import InvalidRun
 from runs.local_access import first_refused
-from runs.models import Archive, Credential, Replica, ReplicaPool, Run, Sweep
+from runs.models import (
+    Archive,
+    Credential,
+    ExperimentTracker,
+    Replica,
+    ReplicaPool,
+    Run,
+    RunMirror,
+    Sweep,
+)
 from runs.states import RunState
 from runs.submit import prefixes
 from runs.submit.clone_and_fork import check_fork
@@ -80,6 +90,7 @@ def check_submission(draft: RunDraft, user: User) -> CheckedDraft:
     """Validate a draft and the permissions of ``user``. Raises :class:`InvalidRun`."""
     run_id = uuid.uuid4()
     check_local(draft, user)
+    check_budgets(user, getattr(draft, "tags", ()))
     rendezvous = check_draft(draft, run_id, viewer=user)
     return CheckedDraft(draft=draft, run_id=run_id, rendezvous=rendezvous)
 
@@ -123,6 +134,12 @@ def check_local(draft: RunDraft, user: User) -> None:
     backends = [pool.backend for pool in draft.pools]
     if refused := first_refused(user, backends, draft.workload.to_dict()):
         raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
+
+
+def check_budgets(owner: User, tags: Sequence[str]) -> None:
+    """Raise :class:`InvalidRun` if a budget of the owner or a tag is spent."""
+    if refusal := budgets.refusal(owner.pk, tags, timezone.now()):
+        raise InvalidRun("", refusal)
 
 
 def is_submitted(submit_key: str) -> bool:
@@ -198,7 +215,9 @@ def _check_data(draft: RunDraft) -> None:
     """A local replica reads data with the rights of the server's own process, so refuse data
     outside the allowed locations."""
     data = str(getattr(draft.workload, "data", ""))
-    is_address = isinstance(draft.workload, ByteGPTWorkload) or "://" in data or "::" in data
+    is_sharded = getattr(draft.workload, "data_format", "") == SHARDS  # never a name on the Hub
+    is_address = is_sharded or isinstance(draft.workload, ByteGPTWorkload)
+    is_address = is_address or "://" in data or "::" in data
     if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
         raise InvalidRun("data", problem)
 
@@ -354,6 +373,8 @@ def store_run(
     )
     for pool_draft in draft.pools:
         store_pool(run, pool_draft)
+    for tracker in ExperimentTracker.objects.filter(pk__in=draft.trackers):
+        RunMirror.objects.create(run=run, tracker=tracker, next_at=now, created_at=now)
     record_event(
         run,
         "run_state",

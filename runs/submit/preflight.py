@@ -13,7 +13,7 @@ from functools import partial
 
 from django.contrib.auth.models import User
 
-from diloco.protocol.workload import ByteGPTWorkload
+from diloco.protocol.workload import SHARDS, ByteGPTWorkload, HuggingFaceWorkload
 from executors.base import (
     AccountError,
     Capabilities,
@@ -34,6 +34,7 @@ from runs.submit.bucket_check import check_data, check_rendezvous, local_address
 from runs.submit.create import CheckedDraft, check_pool, check_submission
 from runs.submit.forecast import RunEstimate, estimate_run
 from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.submit.shard_check import check_shards
 from runs.submit.throughput_history import known_rates
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "check_pool_connection",
     "check_rendezvous",
     "check_run",
+    "check_shards",
 ]
 
 LOAD_PATIENCE_S = 8.0
@@ -98,7 +100,15 @@ def check_run(draft: RunDraft, *, uri: str, over_budget: bool = False) -> list[P
     """
     checks = _pool_checks(draft.pools) | _bucket_check(uri, draft.pools, draft.store_credential)
     data = getattr(draft.workload, "data", "")
-    if isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # otherwise a Hub data set
+    if isinstance(draft.workload, ByteGPTWorkload | HuggingFaceWorkload) and (
+        draft.workload.data_format == SHARDS
+    ):
+        workload = draft.workload
+        backends = [pool.backend for pool in draft.pools]
+        checks["data"] = lambda: _to_result(
+            "data", check_shards(workload, draft.settings, backends)
+        )
+    elif isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # otherwise a Hub data set
         backends = [pool.backend for pool in draft.pools]
         checks["data"] = lambda: _to_result("data", check_data(data, backends))
     problems = [

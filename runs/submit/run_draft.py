@@ -75,7 +75,8 @@ class RunDraft:
     the longest wait for the first step. ``store_credential`` is the id of a credential of kind
     ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
     workloads that name a function in it. ``fork`` None starts with new weights. ``notify`` are ids
-    of the webhooks that receive its alerts; None means all webhooks, also future ones.
+    of the webhooks that receive its alerts; None means all webhooks, also future ones. ``trackers``
+    are ids of the experiment trackers that its metrics are mirrored to.
     """
 
     name: str
@@ -91,10 +92,11 @@ class RunDraft:
     archive: bytes = field(default=b"", repr=False)
     fork: Fork | None = None
     notify: tuple[int, ...] | None = None
+    trackers: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of the draft, with credentials and webhooks by id. It has no archive: the
-        workload refers to it."""
+        """The document of the draft, with credentials, webhooks and trackers by id. It has no
+        archive: the workload refers to it."""
         body = {field.name: getattr(self, field.name) for field in fields(self)}
         del body["archive"]
         return body | {

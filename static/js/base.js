@@ -1,12 +1,16 @@
 // Behaviour of every page: relative times, progress bars, menus, dialogs and keyboard shortcuts.
 
-import { $, $$, h, setFraction } from "./lib/dom.js";
+import { bell } from "./lib/bell.js";
+import { $, $$, h, press, setFraction } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
+import { palette } from "./lib/palette_dialog.js";
 import { tickTimes, tooltip } from "./lib/times.js";
 
 tickTimes();
 setInterval(tickTimes, 1000);
 tooltip();
+bell();
+palette();
 
 for (const bar of $$("[data-fraction]")) setFraction(bar, Number(bar.dataset.fraction));
 
@@ -18,6 +22,17 @@ for (const menu of $$("[data-menu]")) {
     if (event.key !== "Escape" || !menu.open) return;
     menu.open = false;
     menu.querySelector("summary").focus();
+  });
+}
+
+for (const form of $$("[data-theme-form]")) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const { value } = event.submitter;
+    if (value === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = value;
+    for (const button of $$("button", form)) press(button, button === event.submitter);
+    fetch(form.action, { method: "POST", body: new FormData(form, event.submitter), redirect: "manual" });
   });
 }
 
@@ -70,3 +85,6 @@ document.addEventListener("click", async (event) => {
   label.textContent = "Copied";
   setTimeout(() => (label.textContent = before), 1500);
 });
+
+// The values of the submit form are kept only while the user signs in.
+if ($(".topbar") && !$("[data-submit]")) sessionStorage.removeItem("submit");

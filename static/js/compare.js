@@ -1,5 +1,6 @@
 // Loss of several runs by tokens, by time since the first step, or by money.
 
+import "./base.js";
 import * as format from "./lib/format.js";
 import { $, $$, cssColor, press, setText, url } from "./lib/dom.js";
 import { getJSON } from "./lib/live.js";
@@ -10,7 +11,7 @@ import { rising } from "./run/curves.js";
 const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] };
 const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
 
-export function comparePage() {
+function comparePage() {
   for (const place of $$("[data-swatch]")) place.append(replicaSwatch(Number(place.dataset.swatch)));
   const card = $("[data-compare]");
   if (card) begin(card);
@@ -101,3 +102,5 @@ function begin(card) {
     $("[data-chart]", card).dataset.empty = "Loading the curves failed. Reload the page to try again.";
   });
 }
+
+comparePage();

@@ -2,6 +2,7 @@
 // reports a change of any run, and now and then, because not every change of a job is in the list's
 // stream.
 
+import "./base.js";
 import { $, $$ } from "./lib/dom.js";
 import { Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
@@ -9,7 +10,7 @@ import { refreshed } from "./lib/part.js";
 const EVERY_MS = 3000;
 const AT_LEAST_MS = 20_000;
 
-export function fleetPage() {
+function fleetPage() {
   const page = $("[data-fleet]");
   const part = refreshed($("[data-part]", page), EVERY_MS);
   const filters = $("[data-filters]", page);
@@ -30,3 +31,5 @@ export function fleetPage() {
     poll: part.now,
   }).start();
 }
+
+fleetPage();

@@ -1,8 +1,9 @@
 // The planner. Input goes into the address and to the server, which computes the estimate for the
 // chosen H and for its neighbours, so moving along the curve needs no request.
 
+import "./base.js";
 import * as format from "./lib/format.js";
-import { $, $$, darkScheme, h, setText } from "./lib/dom.js";
+import { $, $$, h, onTheme, setText } from "./lib/dom.js";
 import { asker, showErrors } from "./lib/forms.js";
 import { getJSON } from "./lib/live.js";
 import { planChart } from "./planner/chart.js";
@@ -18,7 +19,7 @@ const SHOW = {
 };
 const COLUMNS = ["utilisation", "goodput", "efficiency", "total_bytes", "wall_s", "usd"];
 
-export function plannerPage() {
+function plannerPage() {
   const form = $("[data-planner]");
   const out = $("[data-out]", form);
   const announcement = $("[data-announce]", form);
@@ -86,6 +87,8 @@ export function plannerPage() {
     later(0);
   });
   best.addEventListener("click", () => choose(plan.best));
-  darkScheme.addEventListener("change", () => plan && chart.draw(plan));
+  onTheme(() => plan && chart.draw(plan));
   later(0);
 }
+
+plannerPage();

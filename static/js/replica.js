@@ -1,6 +1,7 @@
 // The page of one replica. The server renders the changing parts; they are fetched again when the
 // run's stream reports a change of this replica. The log is polled while it is visible.
 
+import "./base.js";
 import { showSilent } from "./lib/banners.js";
 import { $ } from "./lib/dom.js";
 import { Live } from "./lib/live.js";
@@ -9,7 +10,7 @@ import { backendLog } from "./run/backend_log.js";
 import { board } from "./run/board.js";
 import { replicaDialog } from "./run/actions.js";
 
-export function replicaPage() {
+function replicaPage() {
   const page = $("[data-replica-page]");
   const number = Number(page.dataset.number);
   const known = { run: null, replica: null };
@@ -64,3 +65,5 @@ export function replicaPage() {
     });
   }
 }
+
+replicaPage();

@@ -1,18 +1,22 @@
 // The run page: one store, one connection, and the components that draw the store.
 
+import "./base.js";
 import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
-import { alertList, checkpointList } from "./run/alerts.js";
+import { activityList } from "./run/activity.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
+import { checkpointList } from "./run/checkpoints.js";
+import { drawer } from "./run/drawer.js";
 import { eventList } from "./run/events.js";
 import { failureCard } from "./run/failure.js";
 import { header } from "./run/header.js";
 import { heatmap } from "./run/heatmap.js";
 import { logLines } from "./run/logs.js";
 import { poolTable } from "./run/pools.js";
+import { rail } from "./run/rail.js";
 import { replicaTable } from "./run/replicas.js";
 import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
@@ -71,6 +75,12 @@ class RunStore {
     if (changed.size) this.#notify(changed);
   }
 
+  /** Older rounds than those of the snapshot. */
+  addRounds(rows) {
+    for (const row of rows) if (!this.rounds.has(row.number)) this.rounds.set(row.number, row);
+    this.#notify(new Set(["rounds"]));
+  }
+
   #notify(changed) {
     for (const listener of this.#listeners) listener(changed);
   }
@@ -94,14 +104,14 @@ class RunStore {
   }
 }
 
-export function runPage() {
+function runPage() {
   const page = $("[data-run-page]");
   const store = new RunStore();
   const context = {
     store,
     page,
     syncEvery: Number(page.dataset.syncEvery) || 1,
-    /** Select a round; it is kept in the address. */
+    /** The round in the drawer. */
     selected: Number(url.get("round")) || null,
     /** The pool whose replicas are shown, null for all. */
     pool: Number(url.get("pool")) || null,
@@ -110,17 +120,16 @@ export function runPage() {
       url.set({ pool: id });
       redraw(new Set(["pools", "replicas"]));
     },
+    /** Open a round in the drawer. */
     select(number) {
-      context.selected = number;
-      url.set({ round: number });
-      tab.show("rounds", { push: true });
-      redraw(new Set(["rounds"]));
-      $("[data-round-detail]").scrollIntoView({ block: "nearest" });
+      context.open(`round-${number}`);
     },
   };
 
   const parts = [
     header(context),
+    rail(context),
+    drawer(context),
     failureCard(context, $("[data-failure]")),
     checklist(context),
     ...$$("[data-board]").map((place) => board(context, place)),
@@ -132,7 +141,7 @@ export function runPage() {
     roundsTable(context, $("[data-rounds-table]")),
     ...$$("[data-events]").map((place) => eventList(context, place)),
     logLines(context, $("[data-logs-card]")),
-    alertList(context, $("[data-alerts]")),
+    activityList(context, $("[data-activity]")),
     checkpointList(context, $("[data-refresh]")),
   ];
 
@@ -146,12 +155,12 @@ export function runPage() {
     for (const one of changed) pending.add(one);
     flush();
   }
+  context.redraw = redraw;
 
   const tab = tabs(context, () => redraw(new Set(["tab"])));
   addEventListener("popstate", () => {
-    context.selected = Number(url.get("round")) || null;
     context.pool = Number(url.get("pool")) || null;
-    if (store.run) redraw(new Set(["rounds", "pools", "replicas"])); // the first snapshot draws all
+    if (store.run) redraw(new Set(["pools", "replicas"])); // the first snapshot draws all
   });
 
   async function refresh() {
@@ -189,3 +198,5 @@ export function runPage() {
   }
   begin();
 }
+
+runPage();

@@ -1,6 +1,7 @@
 // The runs list. The server renders rows; live updates change single cells. New runs are announced
 // by a button instead of moving rows. The selection is kept in the address.
 
+import "./base.js";
 import * as format from "./lib/format.js";
 import { isStale, showSilent, showStale } from "./lib/banners.js";
 import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
@@ -12,7 +13,7 @@ const COMPARED = 20; // limit of the comparison page
 const WHY_LENGTH = 1000; // of the reason of a failure
 const COUNT_EVERY_MS = 10_000;
 
-export function runsPage() {
+function runsPage() {
   const list = $("[data-runs]");
   const pill = $("[data-new]");
   const bulk = $("[data-bulk]");
@@ -221,3 +222,5 @@ export function runsPage() {
     }).start();
   } else $("[data-conn]").hidden = true;
 }
+
+runsPage();

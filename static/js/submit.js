@@ -1,6 +1,7 @@
 // The submit form: errors at each field on blur, a live estimate, one launch per click. All
 // validation runs on the server.
 
+import "./base.js";
 import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { asker, sendOnce, showErrors } from "./lib/forms.js";
@@ -8,7 +9,7 @@ import { poolRows } from "./submit/pools.js";
 import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
 import { settingSearch } from "./submit/search.js";
 
-const KEPT = "submit"; // sessionStorage key; app.js removes it on the next page
+const KEPT = "submit"; // sessionStorage key; base.js removes it on the next page
 
 const SHOW = {
   reduce_plan: String,
@@ -22,7 +23,7 @@ const SHOW = {
   reduction: (value) => `${value >= 10 ? value.toFixed(0) : value.toFixed(1)}×`,
 };
 
-export function submitPage() {
+function submitPage() {
   const form = $("[data-submit]");
   const token = form.elements.csrfmiddlewaretoken;
   // If the session expired on submit, the kept input is posted again to fill in the form.
@@ -198,3 +199,5 @@ export function submitPage() {
   later(0);
   $("[data-summary]")?.focus();
 }
+
+submitPage();

@@ -1,13 +1,14 @@
 // A sweep. The server renders the ranking; it is fetched again when the stream reports a change of
 // any run.
 
+import "./base.js";
 import { $ } from "./lib/dom.js";
 import { Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
 
 const EVERY_MS = 3000;
 
-export function sweepPage() {
+function sweepPage() {
   const page = $("[data-sweep-page]");
   const part = refreshed($("[data-part]", page), EVERY_MS);
   new Live({
@@ -19,3 +20,5 @@ export function sweepPage() {
     poll: part.now,
   }).start();
 }
+
+sweepPage();

@@ -22,9 +22,19 @@ def addresses(run: Any) -> Iterator[str]:
     yield "/?columns=tags,eval_loss,train_loss,cost,goodput,tokens"
     yield "/api/runs"
     at = f"/runs/{run.pk}/"
-    for tab in ("", "?tab=charts", "?tab=fleet", "?tab=rounds", "?tab=logs", "?tab=events"):
+    for tab in ("", "?tab=charts", "?tab=fleet", "?tab=rounds", "?tab=logs", "?tab=activity"):
         yield at + tab
-    yield from (at + name for name in ("snapshot.json", "logs.json", "checkpoints", "alerts"))
+    yield from (
+        at + name
+        for name in (
+            "snapshot.json",
+            "logs.json",
+            "checkpoints",
+            "activity",
+            "findings",
+            "rounds.json",
+        )
+    )
     for axis in ("step", "round", "tokens", "wall"):
         for more in ("", "&last=1", "&points=10", "&replica=0", "&own=0", "&from=0&to=1e300"):
             yield f"{at}series.json?of={SERIES}&x={axis}{more}"

@@ -150,7 +150,6 @@ def contributions(draw: Callable[..., Any]) -> Object:
         "norm": draw(numbers),
         "size_bytes": 40,
         "digest": DIGEST,
-        "checksums": "00000000",
         "compute_s": 6.0,
         "encode_s": 0.1,
         "wall_s": draw(numbers),
@@ -175,7 +174,6 @@ def plans(draw: Callable[..., Any]) -> Object:
             "loss": numbers,
             "size_bytes": st.just(40),
             "digest": st.just(DIGEST),
-            "checksums": st.just("00000000"),
         }
     )
     refused = st.fixed_dictionaries(

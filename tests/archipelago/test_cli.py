@@ -390,3 +390,30 @@ def test_ctrl_c_does_not_stop_the_run(
     assert "the run continues" in result.err
     run.refresh_from_db()
     assert run.state == "running"
+
+
+def test_findings_and_activity(call: Call, run: Any, tmp_path: Path) -> None:
+    from django.utils import timezone
+
+    now = timezone.now()
+    run.alerts.create(kind="nan", level="error", message="replica 0", first_at=now, opened_at=now)
+    result = call("findings", "last")
+    assert result.code == 1
+    assert "error    Loss is NaN (replica 0)" in result.out
+    assert json.loads(call("findings", "last", "--json").out)[0]["kind"] == "nan"
+    listed = call("activity", "last", "--source", "alert").out
+    assert "alert  Loss is NaN: replica 0 [open]" in listed
+    assert len(json.loads(call("activity", "last", "-n", "2", "--json").out)) == 2
+
+
+def test_matching_log_lines_are_written_to_a_file(call: Call, run: Any, tmp_path: Path) -> None:
+    target = tmp_path / "run.log"
+    result = call("logs", "last", "--replica", "0", "-o", str(target))
+    assert result.code == 0, result.err
+    assert "replica 0 " in target.read_text()
+    assert "replica 1 " not in target.read_text()
+    rows = call("logs", "last", "-o", "-", "--format", "jsonl").out.splitlines()
+    assert {json.loads(row)["replica"] for row in rows} > {0}
+    refused = call("logs", "last", "-o", str(target), "--level", "info")
+    assert refused.code != 0
+    assert "expected --level warning or error" in refused.err

@@ -45,7 +45,6 @@ def record(round: int, identity: Identity) -> ContributionRecord:
         norm=1.0,
         size_bytes=4,
         digest="d",
-        checksums="",
         compute_s=1.0,
         encode_s=0.0,
         wall_s=float(round),
@@ -66,7 +65,6 @@ def plan(round: int) -> Plan:
             loss=1.0,
             size_bytes=4,
             digest="d",
-            checksums="",
         )
         for identity in IDENTITIES
     )

@@ -1,7 +1,8 @@
 """Fixtures of a browser and of a web server with seeded runs.
 
 A test fails if one of its pages raises an exception, logs an error to the console, or violates the
-content security policy. Screenshots are written to ``test-artifacts/`` (not committed).
+content security policy. The pages of a failed test are stored in ``test-artifacts/`` (not
+committed), and with the option ``--screenshots`` those of every test.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ FLAGS = [
     "--disable-sync",
     "--disable-background-networking",
     "--disable-component-update",
+    # Fewer processes and threads for each page: a sixth of the browser's CPU.
+    "--disable-site-isolation-trials",
+    "--renderer-process-limit=1",
+    "--num-raster-threads=1",
+    "--in-process-gpu",
 ]
 
 
@@ -165,6 +171,7 @@ class Window:
     url: str
     name: str
     password: str = PASSWORD
+    screenshots: bool = False
     errors: list[str] = field(default_factory=list)
     contexts: list[BrowserContext] = field(default_factory=list)
     signed_in: dict[str, Any] = field(default_factory=dict)
@@ -212,11 +219,14 @@ class Window:
             self.errors.append(message.text)
 
     def shoot(self, page: Page, name: str, *, full: bool = True) -> None:
-        ARTIFACTS.mkdir(exist_ok=True)
-        page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=full)
+        """Store a picture for a reader; only with ``--screenshots``, because one costs 0.3 s."""
+        if self.screenshots:
+            ARTIFACTS.mkdir(exist_ok=True)
+            page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=full)
 
     def close(self, *, shoot: bool = False) -> None:
         name = re.sub(r"\W+", "-", self.name).strip("-")
+        self.screenshots = self.screenshots or shoot
         for number, context in enumerate(self.contexts):
             for page in context.pages if shoot else ():
                 with contextlib.suppress(Exception):
@@ -228,7 +238,13 @@ class Window:
 def window(
     browser: Browser, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
 ) -> Iterator[Window]:
-    window = Window(browser=browser, url=site.url, name=request.node.name, signed_in=sign_ins)
+    window = Window(
+        browser=browser,
+        url=site.url,
+        name=request.node.name,
+        screenshots=request.config.getoption("--screenshots"),
+        signed_in=sign_ins,
+    )
     yield window
     window.close(shoot=request.node.stash.get(FAILED, False))
     assert window.errors == []

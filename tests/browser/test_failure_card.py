@@ -51,7 +51,7 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     assert overview.count("Last State: Terminated") == 1
     window.shoot(page, "failure-1440", full=False)
     page.get_by_role("link", name="Events", exact=True).click()
-    texts = page.locator('[data-panel="events"] .what').all_inner_texts()
+    texts = page.locator('[data-panel="activity"] .activity-what').all_inner_texts()
     assert sum("24Gi\nLast State: Terminated" in text for text in texts) == 2
     page.go_back()
     card.get_by_role("link", name="Open log").click()

@@ -59,8 +59,10 @@ def test_the_newest_rounds_stay_in_sight(window: Window, site: Site) -> None:
                 "contributors": 0,
                 "mode": "",
                 "reason": "",
-                "contributions": [],
-                "healing": [],
+                "outcomes": "0" * 12,
+                "late": {},
+                "reasons": {},
+                "straggler": None,
                 "fragment": 0,
             }
         ],

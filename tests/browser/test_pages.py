@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Site, Window, overflow
 
@@ -39,7 +39,7 @@ PAGES = {
     "replicas": "/runs/{demo}/?tab=replicas",
     "logs": "/runs/{demo}/?tab=logs",
     "settings": "/runs/{demo}/?tab=settings",
-    "events": "/runs/{demo}/?tab=events",
+    "activity": "/runs/{demo}/?tab=activity",
     "long": "/runs/{long}/",
     "long-rounds": "/runs/{long}/?tab=rounds&round=239",
     "launching": "/runs/{new}/",
@@ -47,30 +47,44 @@ PAGES = {
     "failed": "/runs/{failed}/",
     "not-found": "/nowhere",
 }
-SIZES = [(1440, "light"), (1440, "dark"), (360, "light")]
-MORE = {"list": [(800, "light"), (360, "dark")], "demo": [(800, "light"), (2560, "light")]}
+WIDTHS = {"list": (1440, 800), "demo": (1440, 800, 2560)}
+"""Widths of pages; the others have the first one only, and all of them also that of a phone."""
+PHONE = 360
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(window: Window, runs: dict[str, str], name: str) -> None:
-    for width, scheme in SIZES + MORE.get(name, []):
-        page = window.open(PAGES[name].format(**runs), width=width, scheme=scheme)
+    wide, *others = WIDTHS.get(name, (1440,))
+    for width in (wide, PHONE):
+        page = window.open(PAGES[name].format(**runs), width=width)
         page.wait_for_load_state("load")
         if "/runs/{" in PAGES[name]:
             expect(page.locator('[data-s="bytes"]')).not_to_have_text("–")
-        page.wait_for_timeout(150)  # let canvases paint before the picture is taken
-        window.shoot(page, f"page-{name}-{width}-{scheme}")
-        wide = overflow(page)
-        assert wide <= 0, f"{name} at {width}: {wide} pixels too wide"
-        nameless = re.findall(
-            r"^\s*- (?:button|link|textbox|combobox|slider|radio|spinbutton)(?: \[[^\]]*\])*:?$",
-            page.locator("body").aria_snapshot(),
-            re.M,
-        )
-        assert nameless == []
+        look_at(window, page, f"{name}-{width}", schemes=width == wide or name == "list")
+        for resized in others if width == wide else ():
+            page.set_viewport_size({"width": resized, "height": 900})
+            look_at(window, page, f"{name}-{resized}", schemes=False)
         page.context.close()
     if name == "not-found":
         window.errors[:] = [e for e in window.errors if "404" not in e]
+
+
+def look_at(window: Window, page: Page, name: str, *, schemes: bool) -> None:
+    """Check the width of a page and the names of its controls, in light and with ``schemes`` in
+    dark."""
+    for scheme in ("light", "dark") if schemes else ("light",):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        if window.screenshots:
+            page.wait_for_timeout(150)  # let canvases paint before the picture is taken
+        window.shoot(page, f"page-{name}-{scheme}")
+        wide = overflow(page)
+        assert wide <= 0, f"{name}: {wide} pixels too wide"
+    nameless = re.findall(
+        r"^\s*- (?:button|link|textbox|combobox|slider|radio|spinbutton)(?: \[[^\]]*\])*:?$",
+        page.locator("body").aria_snapshot(),
+        re.M,
+    )
+    assert nameless == []
 
 
 def test_sign_in(window: Window) -> None:

@@ -43,6 +43,23 @@ def test_estimate_follows_the_form(window: Window) -> None:
     expect(page.locator("[data-json]")).to_contain_text('"num_replicas": 1')
 
 
+def test_token_shards_ask_for_their_uri_and_coverage(window: Window) -> None:
+    page = window.open("/runs/new")
+    coverage = page.get_by_label("Coverage of an epoch")
+    expect(coverage).to_be_hidden()
+    page.get_by_role("radio", name="Token shards").check()
+    expect(coverage).to_be_visible()
+    coverage.select_option("units")
+    uri = page.get_by_label("Data URI")
+    uri.fill("file:///etc")
+    uri.blur()
+    expect(page.locator("#id_data_error")).to_contain_text("outside of the data folders")
+    uri.fill("s3://bucket/tokens")
+    page.get_by_text("Effective JSON").click()
+    expect(page.locator("[data-json]")).to_contain_text('"data_coverage": "units"')
+    window.shoot(page, "submit-token-shards")
+
+
 def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("Kept")

@@ -46,7 +46,7 @@ def titles(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "?tab=rounds&round=6", "?tab=checkpoints", "?tab=settings", "?tab=events"]
+    "path", ["", "?tab=rounds&round=6", "?tab=checkpoints", "?tab=settings", "?tab=activity"]
 )
 def test_every_time_has_an_absolute_time_with_a_zone(window: Window, site: Site, path: str) -> None:
     run = site.seed("name='Times', committed=8")

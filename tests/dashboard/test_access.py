@@ -30,6 +30,10 @@ PAGES = {
     "run-snapshot": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-series": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-round": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-rounds": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-findings": ("get", SIGN_IN, OK, OK, OK, OK),
+    "drawer-replica": ("get", SIGN_IN, OK, OK, OK, OK),
+    "drawer-event": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-heatmap": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -37,6 +41,7 @@ PAGES = {
     "checkpoint-download": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "checkpoint-export": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "run-mirror": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-pause": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-resume": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-save": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
@@ -56,24 +61,46 @@ PAGES = {
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-csv": ("get", SIGN_IN, OK, OK, OK, OK),
     "fleet": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts": ("get", SIGN_IN, OK, OK, OK, OK),
+    "alerts-read": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "alerts-summary": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search": ("get", SIGN_IN, OK, OK, OK, OK),
+    "search-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "banners": ("get", SIGN_IN, OK, OK, OK, OK),
+    "api-docs": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings": ("get", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
+    "settings-budgets": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-prices": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-backends": ("get", SIGN_IN, OK, OK, OK, OK),
+    "settings-credentials": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
+    "settings-trackers": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
+    "settings-webhooks": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "spend": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
+    "theme": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "logout": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
     "login": ("get", OK, MOVED, MOVED, MOVED, MOVED),
     "setup": ("get", MOVED, MOVED, MOVED, MOVED, MOVED),
 }
 SENT = {
     "runs-bulk": {"do": "archive"},
+    "theme": {"theme": "dark"},
     "run-test": {"test": "rendezvous"},
     "pool-scale": {"count": "2"},
 }
 TESTED_ELSEWHERE = {
     *("runs-stream", "run-stream"),  # live/
-    *("run-alerts", "alert-acknowledge"),  # test_alerts_tab.py
+    *("run-activity", "alert-acknowledge"),  # test_alerts_tab.py
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py
     *("password", "choose-password", "admin-login"),  # test_account_*.py
     *("tokens", "token-revoke"),  # test_token_page.py
+    "run-do",  # test_search.py
+    *("settings-credential", "credential-new", "credential-test", "credential-delete"),
+    *("settings-tracker", "tracker-new", "tracker-delete"),
+    *("settings-webhook", "webhook-test", "webhook-delete", "delivery-repeat"),
+    *("settings-price", "settings-traffic", "settings-budget", "budget-delete"),
+    *("backend-reset", None),  # test_settings_pages.py, also redirects of old addresses
     *("view-save", "view"),  # test_saved_views_page.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }
@@ -130,6 +157,10 @@ def address(name: str, run: Run) -> str:
         args.append(1)
     if name == "run-round":
         args.append(2)
+    if name == "drawer-replica":
+        args += [run.pk, 1]
+    if name == "drawer-event":
+        args += [run.pk, run.events.first().pk]
     if kind == "checkpoint":
         args += [run.pk, run.checkpoints.get().pk]
     if name == "pool-scale":

@@ -1,4 +1,4 @@
-"""The Alerts tab: visibility, acknowledging, and the counts on tab and list."""
+"""Alerts on the Activity tab: visibility, acknowledging, and the counts on tab and list."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def test_viewers_see_alerts_and_operators_acknowledge_them(
 ) -> None:
     client = client_for(kind, run.owner)
     may = kind in ("owner", "admin")
-    seen = client.get(f"/runs/{run.pk}/alerts")
+    seen = client.get(f"/runs/{run.pk}/activity")
     if kind == "anonymous":
         assert seen["Location"].startswith("/login")
     else:
         page = seen.content.decode()
         assert "loss &lt;9&gt; in round 7" in page
         assert ("Acknowledge<" in page) == may
-        assert (b"Acknowledge<" in client.get(f"/runs/{run.pk}/?tab=alerts").content) == may
+        assert (b"Acknowledge<" in client.get(f"/runs/{run.pk}/?tab=activity").content) == may
     response = client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge")
     alert.refresh_from_db()
     assert (alert.acknowledged_by is not None) == may
     if may:
-        assert response["Location"] == f"/runs/{run.pk}/?tab=alerts"
-        assert "acknowledged by" in client.get(f"/runs/{run.pk}/alerts").content.decode()
+        assert response["Location"] == f"/runs/{run.pk}/?tab=activity&source=alert"
+        assert "acknowledged by" in client.get(f"/runs/{run.pk}/activity").content.decode()
     else:
         assert response.status_code == (302 if kind == "anonymous" else 403)
 
@@ -70,7 +70,7 @@ def test_viewers_see_alerts_and_operators_acknowledge_them(
 def test_users_without_a_role_see_no_alerts(run: Any, alert: Alert) -> None:
     client = Client()
     client.force_login(seed.user("no-role", ""))
-    assert client.get(f"/runs/{run.pk}/alerts").status_code == 404
+    assert client.get(f"/runs/{run.pk}/activity").status_code == 404
     assert client.post(f"/runs/{run.pk}/alerts/{alert.pk}/acknowledge").status_code == 404
 
 
@@ -98,8 +98,9 @@ def test_the_counts_include_only_open_unacknowledged_alerts(run: Any, alert: Ale
 
 
 def test_no_alerts_shows_a_message_and_no_count(run: Any) -> None:
-    page = client_for("owner", run.owner).get(f"/runs/{run.pk}/?tab=alerts").content.decode()
-    assert "No alerts." in page
+    client = client_for("owner", run.owner)
+    page = client.get(f"/runs/{run.pk}/?tab=activity&source=alert").content.decode()
+    assert "No matching activity." in page
     assert "data-alert-count hidden" in page
 
 
@@ -111,7 +112,7 @@ def test_the_number_of_queries_does_not_depend_on_alerts(
 
     client = client_for("owner", run.owner)
     with CaptureQueriesContext(connection) as few:
-        client.get(f"/runs/{run.pk}/alerts")
+        client.get(f"/runs/{run.pk}/activity")
     for number in range(20):
         make(
             run,
@@ -122,4 +123,4 @@ def test_the_number_of_queries_does_not_depend_on_alerts(
             acknowledged_at=timezone.now(),
         )
     with django_assert_num_queries(len(few)):
-        client.get(f"/runs/{run.pk}/alerts")
+        client.get(f"/runs/{run.pk}/activity")

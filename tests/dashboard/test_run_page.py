@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from diloco.protocol.settings import setting_fields
-from runs.models import Event, LogLine, Run
+from runs.models import Event, LogLine, ReplicaAttempt, Run
 from runs.queries import selectors
-from tests.browser import seed
+from tests.browser import seed, seed_fleet
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +33,7 @@ def page(client: Client, run: Run, query: str = "") -> str:
 
 def test_settings_are_values_and_never_inputs(client: Client, run: Run) -> None:
     text = page(client, run, "?tab=settings")
-    panel = text[text.index('data-panel="settings"') : text.index('data-panel="events"')]
+    panel = text[text.index('data-panel="settings"') : text.index('data-panel="activity"')]
     assert not re.search(r"<(input|select|textarea)\b", panel)
     for spec in setting_fields():
         assert spec.label in panel
@@ -75,8 +76,11 @@ def test_snapshot_is_compressed(client: Client, run: Run) -> None:
 
 def test_cost_without_javascript_is_that_of_the_list(client: Client, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(cost_usd=12.345)
+    seed_fleet.attempts(
+        run.replicas.first(), backend="modal", price=None, earlier=0, now=timezone.now()
+    )
     for price, shown in ((None, "$12.35 +"), (1.0, "$12.35")):
-        run.pools.update(price_usd_h=price)
+        ReplicaAttempt.objects.filter(replica__run=run).update(price_usd_h=price)
         cost = re.search(
             r'data-s="cost">([^<]*)</b> <span data-s="budget">([^<]*)', page(client, run)
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from diloco.store.base import LocalStore
 from executors.base import AccountError, Problem, RetryLater
 from runs.backends import parallel_calls
 from runs.models import Replica, Run
@@ -18,6 +19,7 @@ from runs.submit.run_draft import PoolDraft
 from tests.browser import seed
 from tests.dashboard.stub_backend import Stub, stubbed
 from tests.dashboard.test_pool_form import LOCAL, MODAL, credential, sent
+from tests.diloco.data.shards import write_shards
 
 pytestmark = pytest.mark.django_db
 
@@ -319,3 +321,70 @@ def test_without_javascript_the_page_shows_the_result(
     page = response.content.decode()
     assert "no such token" in page
     assert "Nothing was launched" not in page
+
+
+# Token shards.
+
+
+@pytest.mark.parametrize("kind", ["byte_gpt", "huggingface"])
+def test_a_run_on_token_shards_is_launched(
+    client: Client, operator_user: Any, settings: Any, tmp_path: Path, kind: str
+) -> None:
+    settings.DATA_ROOTS = [tmp_path]
+    write_shards(LocalStore(tmp_path / "tokens"), shards=2, tokens=8000, vocabulary=256)
+    config = '{"model_type": "llama", "vocab_size": 256}' if kind == "huggingface" else ""
+    data = (tmp_path / "tokens").as_uri()
+    values = sent(
+        LOCAL,
+        workload=kind,
+        data_source="shards",
+        data=data,
+        config=config,
+        data_coverage="units",
+    )
+    response = client.post("/runs/new", values)
+    assert response.status_code == 302, response.context["form"].all_errors
+    run = Run.objects.get()
+    assert (run.workload["data"], run.workload["data_format"]) == (data, "shards")
+    assert run.workload["data_coverage"] == "units"
+    again = client.get(f"/runs/new?clone={run.pk}")
+    assert again.context["form"]["data_source"].value() == "shards"
+    assert again.context["form"]["data"].value() == data
+    assert again.context["form"]["data_coverage"].value() == "units"
+
+
+@pytest.mark.parametrize(
+    ("shards", "changes", "message"),
+    [
+        (None, {}, "expected index.json at"),
+        ({"vocabulary": 300}, {}, "expected tokens for a model of 256, found 300"),
+        ({"tokens": 200}, {}, "expected at least"),
+        (
+            {},
+            {"data_coverage": "units", "sync_every": "20", "num_fragments": "2"},
+            "expected 1 with work units",
+        ),
+        ({}, {"data": ""}, "Enter the URI of token shards"),
+        ({}, {"data": "/etc"}, "outside of the data folders of this server"),
+        ({}, {"data": "http://host/tokens"}, "http"),
+    ],
+)
+def test_token_shards_that_cannot_be_trained_on_are_refused(
+    client: Client,
+    operator_user: Any,
+    settings: Any,
+    tmp_path: Path,
+    shards: dict[str, int] | None,
+    changes: dict[str, str],
+    message: str,
+) -> None:
+    settings.DATA_ROOTS = [tmp_path]
+    (tmp_path / "tokens").mkdir()
+    if shards is not None:
+        write_shards(
+            LocalStore(tmp_path / "tokens"),
+            **{"shards": 2, "tokens": 8000, "vocabulary": 256} | shards,
+        )
+    data = {"data": (tmp_path / "tokens").as_uri()} | changes
+    errors = refused(client, sent(LOCAL, data_source="shards", **data))
+    assert message in errors["data"][0]

@@ -56,7 +56,7 @@ class Harness:
         """Run each function in a thread; return the results in order."""
         with ThreadPoolExecutor(len(members)) as pool:
             futures: list[Future[T]] = [pool.submit(member) for member in members]
-            return [future.result(timeout=60) for future in futures]
+            return [future.result(timeout=600) for future in futures]
 
     def close(self) -> None:
         for manager in self.managers:

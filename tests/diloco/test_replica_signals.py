@@ -61,7 +61,7 @@ def terminated_in_training(uri: Path, text: Path) -> tuple[int, Heartbeat]:
             time.sleep(0.05)
         process.terminate()
     finally:
-        (code,) = torch_process.wait([process], 60)
+        (code,) = torch_process.wait([process], 600)
     last = newest_beat(store)
     assert last is not None
     return code, last

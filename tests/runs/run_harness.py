@@ -321,7 +321,6 @@ class Bucket:
             "norm": 1.25,
             "size_bytes": 40,
             "digest": DIGEST,
-            "checksums": "00000000",
             "compute_s": 6.0,
             "encode_s": 0.1,
             "wall_s": self.wall_s,
@@ -355,7 +354,6 @@ class Bucket:
                     loss=3.0 + r,
                     size_bytes=40,
                     digest=DIGEST,
-                    checksums="00000000",
                 )
                 for r in replicas
             ),

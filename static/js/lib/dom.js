@@ -110,9 +110,33 @@ export function keyed(parent, rows, key, make, update) {
   for (const child of existing.values()) child.remove();
 }
 
-export const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const root = document.documentElement;
+const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 
-export const darkScheme = matchMedia("(prefers-color-scheme: dark)");
+/** Whether the page is dark: by the choice in the menu, else by the system. */
+export const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkSystem.matches);
+
+/** Call `listener` when the page becomes light or dark. */
+export function onTheme(listener) {
+  let dark = isDark();
+  const check = () => {
+    if (dark === isDark()) return;
+    dark = isDark();
+    listener();
+  };
+  darkSystem.addEventListener("change", check);
+  new MutationObserver(check).observe(root, { attributeFilter: ["data-theme"] });
+}
+
+/** The value of a token, e.g. `--font`. */
+export const token = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+/** The colour of a token in the theme of the page, as "#rrggbb". */
+export function cssColor(name) {
+  const pair = token(name).match(/^light-dark\((.+?), *(.+)\)$/);
+  return pair ? pair[isDark() ? 2 : 1] : token(name);
+}
+
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Run `work` once in the next animation frame. */

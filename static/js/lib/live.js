@@ -67,9 +67,10 @@ export class Live {
   #resync = 0;
 
   /** `topic`: a run's id or "list", followed at `stream` from `after()` on. `onDelta(delta, id)`;
-   *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown. */
-  constructor({ stream, topic, after, onDelta, poll, dot, run }) {
-    Object.assign(this, { stream, topic, after, onDelta, poll, dot, run });
+   *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown.
+   *  `onOpen()`: the stream is connected, for a page that does not know its position in it. */
+  constructor({ stream, topic, after, onDelta, onOpen, poll, dot, run }) {
+    Object.assign(this, { stream, topic, after, onDelta, onOpen, poll, dot, run });
     this.state = "";
     setInterval(() => this.#tick(), 1000);
     // A page in the back/forward cache must not follow the stream.
@@ -129,7 +130,9 @@ export class Live {
   #on(message) {
     if (this.over) return;
     const isStatus = message.kind === "status";
+    const wasOpen = this.#open;
     this.#open = isStatus ? message.open : true;
+    if (this.#open && !wasOpen) this.onOpen?.();
     if (this.#open) this.#updatedAt = Date.now();
     if (isStatus) {
       this.#feedOk = message.feed;

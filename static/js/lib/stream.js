@@ -18,6 +18,9 @@ export function newer(a, b) {
   return ams === bms ? an > bn : ams > bms;
 }
 
+/** The list follows every run, but not the alerts. */
+const follows = (topic, other) => topic === other || (topic === "list" && other !== "alerts");
+
 export class Stream {
   #pages = new Map(); // port -> { topic, after, covered: whether the connection includes it }
   #source = null;
@@ -104,7 +107,7 @@ export class Stream {
       if (!page.covered) continue;
       if (lost) page.after = "";
       else if (newer(message.id, page.after)) page.after = message.id;
-      if (!message.topic || [message.topic, "list"].includes(page.topic)) port.postMessage(message);
+      if (!message.topic || follows(page.topic, message.topic)) port.postMessage(message);
     }
   }
 }

@@ -2,7 +2,7 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { clamp, cssColor, h } from "../lib/dom.js";
+import { clamp, cssColor, h, token } from "../lib/dom.js";
 import { swatch } from "../lib/palette.js";
 import { follow, look } from "../run/chart.js";
 
@@ -32,7 +32,7 @@ export function planChart(place, legend, choose) {
     ctx.beginPath();
     ctx.arc(x, u.valToPos(plan.chosen.efficiency * 100, "y", true), 4.5 * ratio, 0, 7);
     ctx.fill();
-    ctx.font = `600 ${12 * ratio}px ${cssColor("--font")}`;
+    ctx.font = `600 ${12 * ratio}px ${token("--font")}`;
     const right = x < bbox.left + bbox.width / 2;
     ctx.textAlign = right ? "left" : "right";
     ctx.fillText(`H ${plan.chosen.sync_every}`, x + (right ? 7 : -7) * ratio, bbox.top + 13 * ratio);

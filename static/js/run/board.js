@@ -2,20 +2,28 @@
 // the address. The server samples the visible window. Points of the live stream are appended, and
 // the window is fetched again after many of them.
 
-import { $$, clamp, marked, press, setText, timed, url } from "../lib/dom.js";
+import { $, $$, clamp, h, keyed, marked, press, setText, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
-import { SPECS } from "./specs.js";
+import { panelGrid } from "./panels.js";
+import { specOf } from "./specs.js";
+import { replicaSwatch } from "../lib/palette.js";
+import { roundStrip } from "./strip.js";
 
 const DEFAULT_SMOOTH = 0.6;
-const POINTS = 4000;
+const POINTS = { least: 600, most: 4000, perPixel: 3 }; // requested for a chart of its width
 const FRESH = 600; // live points after which a chart is fetched again
 const AGAIN_MS = 3000; // minimum interval between fetches
 const ZOOMED = "zoomed"; // state of a history entry that a zoom made
 const ZOOMS = ["back", "all", "earlier", "later"];
 const SWITCHES = ["logy", "logx"];
+
+const MOST_LINES = 16; // more replicas are requested by number
+
+/** Numbers of replicas in the address. */
+const replicasOf = (text) => new Set((text ?? "").split(",").filter((part) => /^\d+$/.test(part)).map(Number));
 
 /** A number of the address; null if it has none. */
 function number(name) {
@@ -30,11 +38,34 @@ export function board(context, place) {
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
+    /** The replicas whose lines are drawn; null draws those of all. */
+    highlighted: page.dataset.own ? null : replicasOf(url.get("replicas")),
+    drawn: (chart) => chart === charts[0] && strip?.draw(),
     ended: () => Boolean(page.dataset.ended) || RUN_ENDED.has(store.run?.state),
   };
-  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, SPECS[card.dataset.plot]));
+  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, specOf(card.dataset.plot)));
   const asked = new Map(); // chart -> its latest request
   let loaded = false;
+  const legend = $("[data-board-legend]", root);
+  const stripPlace = $("[data-strip]", root);
+  const strip = stripPlace && roundStrip(context, stripPlace, {
+    axis: () => self.view.x,
+    range: () => {
+      const frame = charts.map((chart) => chart.frame()).find(Boolean);
+      return frame && { ...frame, left: frame.left - stripPlace.getBoundingClientRect().left };
+    },
+    origin: () => charts.find((chart) => chart.data)?.data.origin ?? 0,
+  });
+  const grid = $("[data-panels]", root);
+  const panels = grid && panelGrid(grid, page, {
+    add: (card) => {
+      const chart = new Chart(self, card, specOf(card.dataset.plot));
+      charts.push(chart);
+      if (loaded) ask(chart);
+    },
+    drop: (card) => charts.splice(charts.findIndex((chart) => chart.card === card), 1),
+    changed: () => loaded && charts.forEach((chart) => (chart.data ? chart.draw() : asked.has(chart) || ask(chart))),
+  });
 
   function fromAddress() {
     const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : "step";
@@ -50,11 +81,14 @@ export function board(context, place) {
     };
   }
 
+  const pointsFor = ({ at: { chart } }) =>
+    clamp(Math.round(chart.clientWidth * POINTS.perPixel), POINTS.least, POINTS.most);
+
   async function ask(chart) {
     const request = { fresh: 0, at: performance.now(), late: [] };
     asked.set(chart, request);
     const { x, from, to } = self.view;
-    const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: POINTS });
+    const query = new URLSearchParams({ of: chart.spec.of.join(","), x, points: pointsFor(chart) });
     if (from !== null) query.set("from", from);
     if (to !== null) query.set("to", to);
     if (chart.spec.last) query.set("last", 1);
@@ -108,6 +142,42 @@ export function board(context, place) {
     const delay_ms = Math.max(0, request.at + AGAIN_MS - performance.now());
     request.timer = setTimeout(() => place.offsetParent && ask(chart), delay_ms);
   }
+
+  /** Draw the lines of these replicas. More than MOST_LINES replicas are requested by number. */
+  function highlight(numbers) {
+    self.highlighted = numbers;
+    url.set({ replicas: [...numbers].join(",") });
+    chips();
+    if (store.replicas.size > MOST_LINES) load();
+    else charts.forEach((chart) => chart.restyle());
+  }
+
+  /** The legend of the board: one chip for each replica, or a field for its number. */
+  function chips() {
+    if (!legend || !self.highlighted) return;
+    const rows = store.replicaRows();
+    const many = rows.length > MOST_LINES;
+    legend.hidden = rows.length < 2;
+    const shown = many ? rows.filter((row) => self.highlighted.has(row.number)) : rows;
+    keyed($("[data-chips]", legend), shown, (row) => row.number, ({ number }) =>
+      h("button", { type: "button", onclick: () => toggle(number) }, replicaSwatch(number), `Replica ${number}`),
+    (button, { number }) => press(button, self.highlighted.has(number)));
+    $("[data-highlight]", legend).hidden = !many;
+  }
+
+  function toggle(number) {
+    const numbers = new Set(self.highlighted);
+    if (!numbers.delete(number)) numbers.add(number);
+    highlight(numbers);
+  }
+  $("[data-highlight]", legend ?? root)?.addEventListener("change", (event) => {
+    const number = Number(event.target.value);
+    const known = event.target.value !== "" && store.replicas.has(number);
+    event.target.setCustomValidity(known ? "" : `Enter a number from 0 to ${store.replicaRows().at(-1)?.number ?? 0}`);
+    if (!event.target.reportValidity()) return;
+    event.target.value = "";
+    toggle(number);
+  });
 
   /** `push`: the browser's Back returns to the view before. */
   function change(values, { again = false, push = false } = {}) {
@@ -175,6 +245,9 @@ export function board(context, place) {
   function reread() {
     const before = JSON.stringify(self.view);
     self.view = fromAddress();
+    if (self.highlighted) self.highlighted = replicasOf(url.get("replicas"));
+    panels?.read();
+    chips();
     controls();
     if (loaded && place.offsetParent && before !== JSON.stringify(self.view)) load();
   }
@@ -196,6 +269,8 @@ export function board(context, place) {
   return (changed) => {
     if (!store.run || !place.offsetParent) return;
     if (changed.has("tab")) reread();
+    if (changed.has("replicas") || changed.has("tab")) chips();
+    if (changed.has("rounds")) strip?.draw();
     if (!loaded) load();
     else if (changed.has("points") || changed.has("tab")) charts.forEach((chart) => chart.draw());
   };

@@ -2,8 +2,9 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { $, clamp, cssColor, darkScheme, h, marked, press, setText, table, url } from "../lib/dom.js";
+import { $, clamp, cssColor, h, isDark, marked, onTheme, press, setText, table, token, url } from "../lib/dom.js";
 import { lastKnown, notFinite, search, usual } from "./curves.js";
+import { tooltip } from "./tooltip.js";
 
 export const AXES = {
   step: "inner step",
@@ -18,7 +19,7 @@ const ODD = { nan: "NaN", inf: "∞", "-inf": "−∞" };
 
 /** Common plot options: frame size and page colours; `x` and `y` configure the axes. */
 export function look(place, x, y, more) {
-  const font = `11px ${cssColor("--font")}`;
+  const font = `11px ${token("--font")}`;
   const grid = { stroke: cssColor("--grid"), width: 1 };
   const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
   const horizontal = { ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x };
@@ -57,7 +58,7 @@ export class Chart {
     this.at.png?.addEventListener("click", () => this.#savePng());
     this.at.chart.addEventListener("keydown", (event) => this.#press(event));
     follow(this.at.chart, () => this.plot);
-    darkScheme.addEventListener("change", () => this.draw());
+    onTheme(() => this.draw());
   }
 
   draw() {
@@ -79,15 +80,16 @@ export class Chart {
     }
     const log = this.#log();
     const data = this.#joined(log);
-    const drawn = this.lines.filter((one) => !one.band && !this.hidden.has(one.id));
+    const drawn = this.lines.filter((one) => !one.band && this.#shows(one));
     const diverged = drawn.some((one) => notFinite(one, one.x, one.y, Infinity));
     const clips = (board.view.clip ?? diverged) && !this.spec.plain;
     this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y), diverged) : null;
     const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
-    const wanted = JSON.stringify([kinds, board.view.x, log, darkScheme.matches]);
+    const wanted = JSON.stringify([kinds, board.view.x, log, isDark()]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
     else {
       this.plot?.destroy();
+      this.tip = null;
       this.plot = new uPlot(this.#options(log), data, at.chart);
       this.shape = wanted;
       this.#legend();
@@ -95,6 +97,26 @@ export class Chart {
     this.#show();
     this.read();
     if (listed) this.#fill();
+  }
+
+  /** Lines of replicas are drawn when they are highlighted, if the board has a legend for that. */
+  #shows(one) {
+    const { highlighted } = this.board;
+    return !this.hidden.has(one.id) && !(highlighted && one.replica !== undefined && !highlighted.has(one.replica));
+  }
+
+  /** Draw without data being changed: another replica is highlighted, for example. */
+  restyle() {
+    if (this.plot) this.draw();
+  }
+
+  /** The frame of the plot in CSS pixels and its range: what the strip of rounds aligns with. */
+  frame() {
+    if (!this.plot || !this.card.offsetParent) return null;
+    const { bbox, scales } = this.plot;
+    const [left, width] = [bbox.left / devicePixelRatio, bbox.width / devicePixelRatio];
+    const offset = this.at.chart.getBoundingClientRect().left;
+    return { left: left + offset, width, min: scales.x.min, max: scales.x.max };
   }
 
   clipped() {
@@ -143,7 +165,7 @@ export class Chart {
 
   #show() {
     for (const [one, first, width] of this.#places()) {
-      const show = !this.hidden.has(one.id);
+      const show = this.#shows(one);
       for (let i = first; i < first + width; i++) {
         if (this.plot.series[i].show !== show) this.plot.setSeries(i, { show });
       }
@@ -151,9 +173,10 @@ export class Chart {
   }
 
   #legend() {
-    this.at.legend.replaceChildren(...this.lines.map(({ id, name, swatch }) => {
+    this.at.legend.replaceChildren(...this.lines.map(({ id, name, swatch, replica }) => {
       const onclick = (event) => this.#toggle(id, event.currentTarget);
-      const button = h("button", { type: "button", dataset: { id }, onclick },
+      const shared = this.board.highlighted && replica !== undefined ? { replica } : {};
+      const button = h("button", { type: "button", dataset: { id, ...shared }, onclick },
         swatch(), h("span.cut", { title: name }, name), h("output"));
       press(button, !this.hidden.has(id));
       return button;
@@ -187,12 +210,26 @@ export class Chart {
     if (!this.plot?.data) return;
     const values = this.#values();
     for (const [one, text] of values) setText($(`[data-id="${one.id}"] output`, this.at.legend), text);
+    this.#point(values);
     if (!spoken || this.plot.cursor.idx === null) return;
     const axis = this.board.view.x;
     const x = axisText(axis, this.plot.data[0][this.plot.cursor.idx]);
-    const shown = values.filter(([one]) => !this.hidden.has(one.id));
+    const shown = values.filter(([one]) => this.#shows(one));
     const lines = shown.map(([one, text]) => `${one.name} ${text}`).join(", ");
     setText(this.at.announce, `${axis} ${x}: ${lines}`);
+  }
+
+  /** The tooltip at the cursor. The charts of a board share the cursor; only one has the pointer. */
+  #point(values) {
+    const { cursor, data, over } = this.plot;
+    this.tip ??= tooltip(over);
+    if (cursor.idx === null || cursor.left < 0 || !over.matches(":hover")) return this.tip.hide();
+    const rows = values.filter(([one]) => this.#shows(one)).map(([one, text], i) => {
+      const [, first] = this.#places().find(([other]) => other === one);
+      const value = one.band ? null : lastKnown(one.share ?? data[first], cursor.idx);
+      return { name: one.name, text, value, swatch: one.swatch, i };
+    });
+    return this.tip.show(cursor, `${this.board.view.x} ${axisText(this.board.view.x, data[0][cursor.idx])}`, rows);
   }
 
   #press(event) {
@@ -308,9 +345,37 @@ export class Chart {
           u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
           board.zoom(...ends);
         }],
-        draw: [(u) => this.#marks(u)],
+        draw: [(u) => this.#marks(u), (u) => this.#ends(u), () => board.drawn?.(this)],
       },
     });
+  }
+
+  /** The newest value of each shown line at its end, where there is room. */
+  #ends(u) {
+    if (this.spec.plain || !this.board.highlighted) return;
+    const pen = u.ctx;
+    pen.save();
+    pen.font = `500 ${11 * devicePixelRatio}px ${token("--font")}`;
+    pen.textAlign = "right";
+    pen.textBaseline = "bottom";
+    const tall = 14 * devicePixelRatio;
+    const used = [];
+    const lines = this.#places().filter(([one]) => !one.band && this.#shows(one)).reverse();
+    for (const [one, first] of lines.slice(0, 4)) {
+      const column = u.data[first];
+      const value = lastKnown(column, column.length - 1);
+      if (value === null || !(value >= u.scales.y.min && value <= u.scales.y.max)) continue;
+      const y = Math.max(u.valToPos(value, "y", true) - 3 * devicePixelRatio, u.bbox.top + tall);
+      if (used.some((other) => Math.abs(other - y) < tall)) continue;
+      used.push(y);
+      const x = u.bbox.left + u.bbox.width - 4 * devicePixelRatio;
+      pen.lineWidth = 3 * devicePixelRatio;
+      pen.strokeStyle = cssColor("--surface");
+      pen.strokeText(this.spec.text(value), x, y);
+      pen.fillStyle = one.color;
+      pen.fillText(this.spec.text(value), x, y);
+    }
+    pen.restore();
   }
 
   /** Mark NaN values at the upper edge, as they have no place on the y axis: a stretch of them once. */
@@ -319,9 +384,9 @@ export class Chart {
     pen.save();
     pen.fillStyle = cssColor("--s-failed");
     pen.textAlign = "center";
-    pen.font = `${10 * devicePixelRatio}px ${cssColor("--font")}`;
+    pen.font = `${10 * devicePixelRatio}px ${token("--font")}`;
     const size = 5 * devicePixelRatio;
-    const shown = this.lines.filter((one) => !this.hidden.has(one.id));
+    const shown = this.lines.filter((one) => this.#shows(one));
     const { left, top, width } = u.bbox;
     const places = shown.flatMap((one) => one.odd)
       .map(([x, kind]) => ({ from: u.valToPos(x, "x", true), kind }))

@@ -50,7 +50,8 @@ function make(event, short) {
   return h("li", { dataset: { level: event.level } },
     icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),
     h("div.what", {},
-      h("div", {}, event.level === "info" ? null : h("b", {}, `${event.level}: `), title),
+      h("a.event-link", { href: `?drawer=event-${event.id}`, dataset: { drawerLink: `event-${event.id}` } },
+        event.level === "info" ? null : h("b", {}, `${event.level}: `), title),
       who || move ? h("div.move", {}, [who, move].filter(Boolean).join(" · ")) : null),
     timeElement(event.at));
 }

@@ -11,7 +11,7 @@ const OPEN = new Set(["collecting", "planned"]);
 
 export class RoundGrid {
   replicas = [];
-  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], late: new Map() };
+  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], at: [], tokens: [], late: new Map() };
   #recent = [];
   #codes = new WeakMap(); // a round of the store -> its codes
   #asked = false;
@@ -46,6 +46,8 @@ export class RoundGrid {
         codes: new Uint8Array(outcomes.length),
         size: replicas,
         given: [],
+        at: cumulative(answer.at_ds).map((value) => value / 10),
+        tokens: cumulative(answer.tokens),
         late: new Map(answer.late.map((step, i) => [(place += step), answer.late_ds[i] / 10])),
       };
       for (let i = 0; i < batch.numbers.length; i++) {
@@ -75,6 +77,20 @@ export class RoundGrid {
     return this.#recent[i - older]?.number ?? (this.#recent[last]?.number ?? 0) + i - older - last;
   }
 
+  /** When round i was committed (Unix seconds); null if it is not. */
+  at(i) {
+    const older = this.#older.numbers.length;
+    if (i < older) return this.#older.at[i] || null;
+    const time = Date.parse(this.#recent[i - older]?.committed_at);
+    return Number.isFinite(time) ? time / 1000 : null;
+  }
+
+  /** Tokens of the run after round i; null if unknown. */
+  tokens(i) {
+    const older = this.#older.numbers.length;
+    return (i < older ? this.#older.tokens[i] : this.#recent[i - older]?.tokens_total) || null;
+  }
+
   /** Index in OUTCOMES for replica k in round i. */
   code(i, k) {
     if (i < 0) return CODE.open; // before the first known round
@@ -91,25 +107,48 @@ export class RoundGrid {
   late(i, k) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.late.get(i * this.#older.size + this.replicas[k]);
-    return this.#recent[i - older]?.contributions.find((c) => c.replica === this.replicas[k])?.late_s;
+    return this.#recent[i - older]?.late[this.replicas[k]];
   }
 
   /** Number of contributions included in round i. */
   given(i) {
     const older = this.#older.numbers.length;
     if (i < older) return this.#older.given[i];
-    return this.#recent[i - older]?.contributions.filter((c) => c.state === "included").length ?? 0;
+    return this.#recent[i - older] ? included(this.#recent[i - older]) : 0;
   }
 
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;
-    const by = new Map((round.healing ?? []).map((replica) => [replica, "healing"]));
-    for (const { replica, state } of round.contributions) by.set(replica, state);
-    codes = Uint8Array.from(this.replicas, (replica) => code(by.get(replica), round.state));
+    codes = Uint8Array.from(this.replicas, (replica) => code(outcomeOf(round, replica), round.state));
     this.#codes.set(round, codes);
     return codes;
   }
+}
+
+/** The names of the digits in `outcomes` of a round. */
+const DIGITS = ["", "uploaded", "included", "late", "refused", "healing"];
+const INCLUDED = String(DIGITS.indexOf("included"));
+
+/** The outcome of a replica in a round; "" if it has not contributed. */
+export const outcomeOf = (round, replica) => DIGITS[round.outcomes[replica]] ?? "";
+
+/** Numbers of the replicas with that outcome. */
+export const withOutcome = (round, outcome) => {
+  const digit = String(DIGITS.indexOf(outcome));
+  return [...round.outcomes].flatMap((one, replica) => (one === digit ? [replica] : []));
+};
+
+/** Values from their differences. */
+function cumulative(steps) {
+  let value = 0;
+  return steps.map((step) => (value += step));
+}
+
+function included({ outcomes }) {
+  let count = 0;
+  for (const digit of outcomes) if (digit === INCLUDED) count += 1;
+  return count;
 }
 
 function code(outcome, state) {

@@ -8,7 +8,7 @@
 // a pixel that covers several rounds shows the worst outcome.
 
 import * as format from "../lib/format.js";
-import { $, calm, clamp, cssColor, darkScheme, h, oncePerFrame, setText, timed, url } from "../lib/dom.js";
+import { $, calm, clamp, cssColor, h, oncePerFrame, onTheme, setText, timed, token, url } from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 import { RUN_ENDED } from "../lib/states.js";
@@ -114,7 +114,7 @@ export function heatmap(context, card) {
       pen.fillRect(0, top + k * y - (look.raster ? 0.5 : 1.5), width, 1);
     }
     if (large) strip(pen, first, last, at);
-    pen.font = `10.5px ${cssColor("--font")}`;
+    pen.font = `10.5px ${token("--font")}`;
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     const every = STEPS.find((n) => n * x >= 30) ?? 10_000;
@@ -202,7 +202,7 @@ export function heatmap(context, card) {
     const replica = look.replicas[place];
     const outcome = OUTCOMES[code(cursor.column, cursor.row)];
     const late = grid.late(i, place);
-    const why = store.rounds.get(number)?.contributions.find((c) => c.replica === replica)?.reason || WHY[outcome];
+    const why = store.rounds.get(number)?.reasons[replica] || WHY[outcome];
     const by = late ? ` by ${format.duration(late)}` : "";
     const label = outcome === "open" && ended() ? LABELS.missing : LABELS[outcome];
     return `${of}, replica ${replica}: ${label}${by}${why ? ` (${why})` : ""}`;
@@ -266,7 +266,7 @@ export function heatmap(context, card) {
     follow = scroller.scrollLeft + scroller.clientWidth >= scroller.scrollWidth - 4;
     draw();
   });
-  darkScheme.addEventListener("change", draw);
+  onTheme(draw);
   new ResizeObserver(draw).observe(body);
   grid.listen(draw);
   return (changed) => {
@@ -388,6 +388,6 @@ function legend() {
   const outcomes = Object.keys(LABELS).filter((outcome) => outcome !== "open");
   const show = () => list.replaceChildren(...outcomes.map(sample));
   show();
-  darkScheme.addEventListener("change", show);
+  onTheme(show);
   return list;
 }

@@ -1,7 +1,7 @@
 // The newest log lines while the tab is open: searched by the server, followed until the user
 // scrolls up. Each line has a link that shows its context.
 
-import { $, h, setText, url } from "../lib/dom.js";
+import { $, $$, h, setText, url } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import { getJSON } from "../lib/live.js";
 
@@ -27,8 +27,16 @@ export function logLines({ store, page }, card) {
   asked.q.value = url.get("q") ?? "";
   asked.level.value = url.get("level") ?? "";
 
+  /** The downloads have the filters of the list. */
+  function files() {
+    const { replica, q, level } = filters();
+    const query = new URLSearchParams(Object.entries({ replica, text: q, level }).filter(([, value]) => value));
+    for (const anchor of $$("[data-log-file]", card)) anchor.search = query.toString();
+  }
+
   async function load() {
     clearTimeout(timer);
+    files();
     if (!visible()) return;
     const requested = generation;
     const query = new URLSearchParams({ after, ...filters(), ...(line ? { line } : {}) });
@@ -72,7 +80,7 @@ export function logLines({ store, page }, card) {
   box.addEventListener("scroll", showState);
   document.addEventListener("visibilitychange", load);
   return (changed) => {
-    if (changed.has("replicas")) {
+    if (page.dataset.tab === "logs" && (changed.has("replicas") || changed.has("tab"))) {
       for (const { number } of store.replicaRows()) {
         if ($(`option[value="${number}"]`, asked.replica)) continue;
         const selected = String(number) === url.get("replica");

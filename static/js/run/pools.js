@@ -12,8 +12,9 @@ const BREAKER = {
   half_open: ["syncing", "warning", "Retrying"],
   action_required: ["user", "failed", "Action required"],
   price_limit: ["paused", "warning", "Above price limit"],
+  budget: ["paused", "warning", "Budget is spent"],
 };
-const WHAT = { action_required: "is blocked", price_limit: "is above its price limit" };
+const WHAT = { action_required: "is blocked", price_limit: "is above its price limit", budget: "has no budget left" };
 const COLUMNS = ["Pool", "Region", "#Live", "#Price", "#Cost", "#Job time limit", "Launches"];
 
 export function poolTable(context) {

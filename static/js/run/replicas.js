@@ -90,6 +90,8 @@ function story(replica) {
 
 const numeric = (column) => (TEXTS.has(column) ? "" : ".num");
 
+const PAGE = 50;
+
 export function replicaTable(context, place) {
   const { store, page } = context;
   const long = place.dataset.replicas === "long";
@@ -98,23 +100,31 @@ export function replicaTable(context, place) {
   const body = h("tbody");
   const heads = columns.map(([c]) => h(`th${numeric(c)}`, { scope: "col", title: HINT[c] }, TITLE[c]));
   if (ask) heads.unshift(ACTIONS());
-  place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads], body));
+  let limit = PAGE; // rows of the document; more replicas are a button away
+  const more = h("button.btn.btn-s", { type: "button", onclick: () => ((limit += PAGE), show()) });
+  const foot = h("p.table-more", { hidden: true }, more);
+  place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads], body), foot);
   const act = (number) => (what) =>
     ask(what, number, `${address(page, number)}${what}`, { run: store.run, replica: store.replicas.get(number) });
   const isPool = (row) => row.number === undefined;
-  const show = () =>
-    keyed(body, rowsOf(context, long), (row) => (isPool(row) ? `pool${row.id}` : row.number),
+  function show() {
+    const all = rowsOf(context, long);
+    foot.hidden = all.length <= limit;
+    setText(more, `Show ${Math.min(PAGE, all.length - limit)} more of ${format.plural(store.replicas.size, "replica")}`);
+    keyed(body, all.slice(0, limit), (row) => (isPool(row) ? `pool${row.id}` : row.number),
       (row) => (isPool(row) ? group(heads.length + 1) : make(row, columns, page, long, ask && act(row.number))),
       (tr, row) => {
         if (isPool(row)) setText(tr.querySelector("span"), groupText(row));
         else update(tr, row, store.run);
       });
+  }
   setInterval(() => {
     if (!place.offsetParent) return;
     for (const row of body.children) tick(row, store.replicas.get(Number(row.dataset.key)), store.run);
   }, 1000);
   return (changed) => {
-    if (changed.has("replicas") || (long && (changed.has("pools") || changed.has("run")))) show();
+    if (!store.run || !place.offsetParent) return;
+    if (changed.has("replicas") || changed.has("tab") || (long && (changed.has("pools") || changed.has("run")))) show();
   };
 }
 

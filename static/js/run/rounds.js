@@ -5,7 +5,7 @@ import { cellOf, h, icon, keyed, setState, setText, stateBadge, table } from "..
 import { getJSON } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { timeElement } from "../lib/times.js";
-import { WHY } from "./grid.js";
+import { WHY, withOutcome } from "./grid.js";
 import { PHASES, phaseFill, replicaSwatch, sizeCanvas } from "../lib/palette.js";
 
 const sum = (rows, name) => rows.reduce((total, row) => total + (row[name] ?? 0), 0);
@@ -15,45 +15,32 @@ const bytes = (rows, ...names) =>
 
 export function roundDetail(context, card) {
   const { store } = context;
-  let shown = "";
-  const older = new Map(); // rounds outside the snapshot, by number; null: requested
+  let round = null; // the round in the card, with its contributions
+  let loaded = ""; // what was requested: the round as the store had it
   async function ask(number) {
-    older.set(number, null);
+    const wanted = JSON.stringify([number, store.rounds.get(number)]);
+    if (wanted === loaded) return;
+    loaded = wanted;
     try {
-      older.set(number, (await getJSON(context.page.dataset.round.replace("/0.json", `/${number}.json`))).round);
+      const answer = await getJSON(context.page.dataset.round.replace("/0.json", `/${number}.json`));
+      if (loaded !== wanted) return;
+      round = answer.round;
       show();
     } catch {
-      older.delete(number); // not found, or the connection indicator shows the state
+      loaded = ""; // not found, or the connection indicator shows the state
     }
   }
   function show() {
     const number = context.selected;
-    const round = store.rounds.get(number) ?? older.get(number);
-    if (!round && number && store.run && !older.has(number)) ask(number);
-    card.hidden = !round;
-    const now = JSON.stringify(round ?? null);
-    if (now === shown) return;
-    shown = now;
-    if (round) card.replaceChildren(...detail(round, context));
+    if (number && round?.number === number) card.replaceChildren(...detail(round, store.rounds.get(number), context));
+    if (number && store.run) ask(number);
   }
   return (changed) => changed.has("rounds") && show();
 }
 
-/** The straggler: of the included contributions, the one that waited least. Each one's own
- * clock measured that, so no two are compared. `lag`: how much longer the typical one waited. */
-function straggler(round) {
-  const waits = round.contributions
-    .filter((row) => row.state === "included" && row.phases?.compute)
-    .map((row) => [row.phases.wait ?? 0, row.replica])
-    .sort((a, b) => a[0] - b[0]);
-  if (waits.length < 2) return null;
-  return { replica: waits[0][1], lag: waits[waits.length >> 1][0] - waits[0][0] };
-}
-
-function late(round) {
-  const one = straggler(round);
-  return one ? `replica ${one.replica}, ${format.duration(one.lag)}` : format.UNKNOWN;
-}
+/** The replica that waited least for the others, and how much longer the typical one waited. */
+const late = ({ straggler, lag_s }) =>
+  straggler === null ? format.UNKNOWN : `replica ${straggler}, ${format.duration(lag_s)}`;
 
 /** The known times `name` of the contributions. */
 const times = (round, name) => round.contributions.map((row) => Date.parse(row[name])).filter(Number.isFinite);
@@ -61,30 +48,28 @@ const times = (round, name) => round.contributions.map((row) => Date.parse(row[n
 /** How many replicas contributed; before the plan, how many have uploaded. */
 function contributors(round, { run }) {
   if (round.state !== "collecting") return `${round.contributors} of ${run.target}`;
-  const uploaded = round.contributions.filter((row) => row.state === "uploaded").length;
-  return `${uploaded} of ${run.target} uploaded`;
+  return `${withOutcome(round, "uploaded").length} of ${run.target} uploaded`;
 }
 
 const clock = (time) => format.clock(time, { seconds: true });
 
-/** When the first replica began the round; NaN if unknown. */
-const opened = (round) => times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
-
-function detail(round, { store, select, page }) {
+/** `summary`: the row of the list; null for a round that is not in it. */
+function detail(round, summary, { store, select, page }) {
   const rows = round.contributions;
-  const took_ms = Math.max(...times(round, "committed_at")) - opened(round);
+  const opened = times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
+  const took_ms = Math.max(...times(round, "committed_at")) - opened;
   const facts = [
     ...("fragments" in page.dataset ? [["Fragment", `${round.fragment} (0 to ${page.dataset.fragments - 1})`]] : []),
-    ["Contributors", contributors(round, store)],
+    ["Contributors", summary ? contributors(summary, store) : `${round.contributors} of ${store.run.target}`],
     ["Plan", round.mode || format.UNKNOWN],
-    ["Straggler and lag", late(round)],
+    ["Straggler and lag", summary ? late(summary) : format.UNKNOWN],
     ["Outer learning rate", page.dataset.outerLr],
     ["Training loss", format.loss(round.loss)],
     ["Evaluation loss", format.loss(round.eval_loss)],
     ["Duration", format.duration(took_ms / 1000)],
     ["Traffic", `${bytes(rows, "bytes_up")} up, ${bytes(rows, "bytes_down")} down`],
     ["Tokens so far", format.count(round.tokens_total || null)],
-    ["Opened", timeElement(opened(round), "clock")],
+    ["Opened", timeElement(opened, "clock")],
     ["Committed", timeElement(round.committed_at, "clock")],
   ];
   const go = (number, name, label) => {
@@ -149,18 +134,19 @@ function contributions(round, store) {
 
 const healing = (round) => round.healing ?? [];
 
+const NOT_INCLUDED = ["late", "refused", "healing"];
+
 /** Replicas without an included contribution, by outcome, in the words of the heatmap. */
 function without(round, { replicas }) {
   const parts = [];
-  for (const state of ["late", "refused"]) {
-    const rows = round.contributions.filter((row) => row.state === state);
-    const most = Math.max(...rows.map((row) => row.late_s ?? 0));
-    if (rows.length) parts.push(`${rows.length} ${state}${most > 0 ? ` by ${format.duration(most)}` : ""}`);
+  const most = Math.max(0, ...Object.values(round.late));
+  const counted = Object.fromEntries(NOT_INCLUDED.map((outcome) => [outcome, withOutcome(round, outcome).length]));
+  for (const [outcome, count] of Object.entries(counted)) {
+    const by = outcome === "late" && most > 0 ? ` by ${format.duration(most)}` : "";
+    if (count) parts.push(`${count} ${outcome}${by}`);
   }
-  const numbers = new Set(round.contributions.map((row) => row.replica));
-  const heal = healing(round).filter((number) => !numbers.has(number)).length;
-  const missing = replicas.size - numbers.size - heal;
-  if (heal) parts.push(`${heal} healing`);
+  const known = [...round.outcomes].filter((digit) => digit !== "0").length;
+  const missing = replicas.size - known;
   if (missing > 0 && round.committed_at) parts.push(`${missing} missing`);
   return parts.join(", ") || format.UNKNOWN;
 }
@@ -192,19 +178,14 @@ const COLUMNS = {
   "#Train loss": (row) => format.loss(row.loss),
   "#Eval loss": (row) => format.loss(row.eval_loss),
   "#Tokens": (row) => format.count(row.tokens_total || null),
-  "#Norm": meanNorm,
-  "#Traffic": ({ contributions: rows }) => bytes(rows, "bytes_up", "bytes_down"),
+  "#Norm": (row) => format.short(row.norm),
+  "#Traffic": (row) => format.size(row.bytes || null),
   "Plan": (row) => row.mode || format.UNKNOWN,
   "Straggler": late,
-  "#Opened": (row) => clock(opened(row)),
+  "#Opened": (row) => clock(row.opened_at),
   "#Committed": (row) => clock(row.committed_at),
   "Reason": (row) => row.reason,
 };
-
-function meanNorm(round) {
-  const rows = round.contributions.filter((one) => one.state === "included" && one.norm !== null);
-  return rows.length ? format.short(sum(rows, "norm") / rows.length) : format.UNKNOWN;
-}
 
 function makeRow({ number }, select) {
   const open = h("button.link", { type: "button", onclick: () => select(number) }, String(number));
@@ -224,13 +205,27 @@ function updateRow(tr, row, { store, selected }) {
 
 export function roundsTable(context, place) {
   const { store, select } = context;
-  let all = false;
+  let shownRows = NEWEST;
+  let first = false; // the oldest round is loaded
   const body = h("tbody");
-  const showAll = () => ((all = true), show());
+  async function showMore() {
+    const oldest = store.roundRows()[0]?.number ?? 0;
+    if (store.rounds.size < shownRows + NEWEST && !first) {
+      try {
+        const { rounds } = await getJSON(`${context.page.dataset.rounds}?below=${oldest}`);
+        first = !rounds.length;
+        store.addRounds(rounds);
+      } catch {
+        return; // the connection indicator shows the state
+      }
+    }
+    shownRows += NEWEST;
+    show();
+  }
   place.append(
     table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...Object.keys(COLUMNS)], body),
     h("p.empty-s", { hidden: true }, "No rounds yet."),
-    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: showAll })));
+    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: showMore })));
   const [shown, empty, more] = place.children;
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
@@ -239,12 +234,12 @@ export function roundsTable(context, place) {
 
   function show() {
     const rounds = store.roundRows().reverse();
-    const rows = all ? rounds : rounds.filter((row, i) => i < NEWEST || row.number === context.selected);
+    const rows = rounds.filter((row, i) => i < shownRows || row.number === context.selected);
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
-    more.hidden = rows.length === rounds.length;
+    more.hidden = rows.length === rounds.length && (first || !rounds.length || rounds.at(-1).number <= 1);
     setText(empty, RUN_ENDED.has(store.run?.state) ? "No rounds." : "No rounds yet.");
-    setText(more.firstElementChild, `Show all ${rounds.length} rounds`);
+    setText(more.firstElementChild, "Show older rounds");
     if (context.page.dataset.tab !== "rounds") return;
     keyed(body, rows, (row) => row.number,
       (row) => makeRow(row, select),

@@ -39,12 +39,13 @@ const replicas = (series, { raw = true } = {}) => (data, view) => {
     const end = (y) => [x, smoothed(y.map((v, i) => (mean[i] === null ? null : v)), raw ? 0 : view.smooth)];
     const nan = x.filter((_, i) => mean[i] === null).map((at) => [at, "nan"]);
     lines.push({ ...band(end(low), end(high), "Minimum to maximum"), nan });
-    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--text-3"), raw, width: 2, nan }));
+    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--accent"), raw, width: 2, nan }));
   }
   for (const curve of data.curves.filter((c) => c.series === series)) {
     const number = curve.replica;
     lines.push(line(`r${number}`, `Replica ${number}`, curve, view, {
       raw,
+      replica: number,
       points: raw && curve.x.length <= DENSE,
       color: cssColor(replicaHue(number)),
       dash: replicaDash(number),
@@ -111,6 +112,15 @@ const rate = (value) => `${format.size(value)}/s`;
 const figure = (of, lines, look) => ({ of, lines, text: format.short, empty: ROUND, ...look });
 /** A figure per replica, by segment or by round. */
 const own = (series, empty, look) => figure([series], replicas(series), { empty, ...look });
+
+/** The chart of any series: of the replicas, or of the run. */
+export const specOf = (id) => SPECS[id] ?? metric(id.replace(/^m:/, ""));
+
+const metric = (series) => figure([series], (data, view) => {
+  const curve = find(data, series);
+  if (curve) return [line(series, series, curve, view, { ...dotted(curve), ...plain("--accent") })];
+  return replicas(series)(data, view);
+}, { empty: "No data of this metric" });
 
 export const SPECS = {
   gpu: own("gpu_busy", GPU, { text: format.percent, plain: true }),

@@ -4,7 +4,7 @@
 // the window stretches the loaded image; it is fetched again when the window stops.
 
 import * as format from "../lib/format.js";
-import { clamp, cssColor, darkScheme, h, marked, oncePerFrame, press, setText, table, timed, url } from "../lib/dom.js";
+import { clamp, cssColor, h, marked, oncePerFrame, onTheme, press, setText, table, timed, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { bars, BLANK, commits, ended, frame, LEFT, legend, picture, TOP } from "./timeline_drawing.js";
@@ -291,7 +291,7 @@ export function timeline(context, card) {
     if (cells) image = picture(data, cells);
     draw();
   };
-  darkScheme.addEventListener("change", recolour);
+  onTheme(recolour);
   new ResizeObserver(draw).observe(at.chart);
   recolour();
 

@@ -1,7 +1,7 @@
 // The drawing of the timeline: time axis, bars or raster, commits, legend.
 
 import * as format from "../lib/format.js";
-import { cssColor, h } from "../lib/dom.js";
+import { cssColor, h, token } from "../lib/dom.js";
 import { groupColor, groupFill, key, pixel, raster, rgb } from "../lib/palette.js";
 
 export const LEFT = 44;
@@ -34,7 +34,7 @@ export const ended = ({ started, phases }, i) => phases[i].reduce((sum, ms) => s
 
 /** Row numbers and time axis. */
 export function frame(pen, { from, to, width, row }, data) {
-  pen.font = `11px ${cssColor("--font")}`;
+  pen.font = `11px ${token("--font")}`;
   pen.textBaseline = "middle";
   pen.fillStyle = cssColor("--text-3");
   const every = Math.ceil(14 / row);
@@ -100,7 +100,7 @@ export function commits(pen, { x, row, width, from, to }, data) {
     pen.globalAlpha = 1;
     if (data.commits.length < width / 42) {
       pen.textAlign = "left";
-      pen.font = `10px ${cssColor("--font")}`;
+      pen.font = `10px ${token("--font")}`;
       const width = pen.measureText(String(number)).width;
       pen.fillStyle = cssColor("--surface");
       pen.globalAlpha = 0.85;

@@ -37,6 +37,10 @@ CALLS = {
     ("get", f"{RUN}/points?series=loss&replica=0"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/checkpoints"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/export/rounds.csv"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/trackers"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/mirrors"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", f"{RUN}/mirrors"): (UNKNOWN, REFUSED, LATE, REFUSED, LATE),
+    ("post", f"{RUN}/mirrors/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/restart"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
@@ -50,6 +54,14 @@ CALLS = {
     ("get", f"{RUN}/deletion"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", f"{RUN}/document"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/alerts"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/findings"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/alerts"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/search?q=run"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/budgets"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/prices"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/backends/state"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/activity"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/logs.txt"): (UNKNOWN, OK, OK, OK, OK),
     ("post", f"{RUN}/alerts/{{alert}}/acknowledge"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/compare?id={run}"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
@@ -65,6 +77,39 @@ CALLS = {
     ("post", "/sweeps/{sweep}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", "/archives"): (UNKNOWN, REFUSED, UNFIT, UNFIT, UNFIT),
 }
+OF_ADMINISTRATORS = {
+    ("post", "/backends/reset"),
+    ("post", "/budgets"),
+    ("put", "/budgets/{budget_id}"),
+    ("delete", "/budgets/{budget_id}"),
+    ("get", "/credentials"),
+    ("post", "/credentials"),
+    ("put", "/credentials/{credential_id}"),
+    ("delete", "/credentials/{credential_id}"),
+    ("post", "/credentials/{credential_id}/test"),
+    ("put", "/prices/hardware/{backend}/{hardware}"),
+    ("put", "/prices/traffic/{scheme}"),
+    ("delete", "/prices/traffic/{scheme}"),
+    ("get", "/users"),
+    ("post", "/users"),
+    ("patch", "/users/{name}"),
+    ("post", "/users/{name}/reset"),
+    ("get", "/webhooks"),
+    ("post", "/webhooks"),
+    ("put", "/webhooks/{webhook_id}"),
+    ("delete", "/webhooks/{webhook_id}"),
+    ("get", "/webhooks/{webhook_id}/deliveries"),
+    ("post", "/webhooks/{webhook_id}/test"),
+    ("post", "/webhooks/deliveries/{delivery_id}/repeat"),
+}
+"""Settings of the server: the role admin, and for a token the scope admin."""
+OF_ONESELF = {
+    ("post", "/alerts/read"),
+    ("get", "/tokens"),
+    ("post", "/tokens"),
+    ("delete", "/tokens/{token_id}"),
+}
+"""They concern only the caller: test_api_settings.py."""
 LOOKS = {("post", "/planner")}
 """Operations that change nothing, so the scope to read is enough."""
 OPERATES = {("get", f"{RUN}/deletion")}
@@ -75,6 +120,8 @@ SENT: dict[str, Any] = {
     "/runs": RUN_DOCUMENT,
     "/plan": RUN_DOCUMENT,
     f"{RUN}/pools": {"count": 1},
+    f"{RUN}/mirrors": {"tracker": "none"},
+    f"{RUN}/mirrors/stop": {"tracker": "none"},
     f"{RUN}/pools/{{pool}}/scale": {"count": 2},
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
@@ -110,13 +157,15 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("replicas/1", "replicas/{number}")
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
+            .replace("logs.txt", "logs.{format}")
+            .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}")
             .replace("{sweep}", "{sweep_id}"),
         )
         for method, path in CALLS
     }
-    assert reported == known
+    assert reported | OF_ADMINISTRATORS | OF_ONESELF == known
 
 
 def path_of(path: str, run: Any) -> str:
@@ -235,11 +284,39 @@ def test_an_unknown_path_is_a_json_404(db: None) -> None:
         assert response.json()["detail"].startswith("no operation ")
 
 
-def test_the_schema_is_public_and_there_is_no_docs_page(db: None) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    sorted(OF_ADMINISTRATORS),
+    ids=[" ".join(c) for c in sorted(OF_ADMINISTRATORS)],
+)
+def test_settings_are_refused_to_others_before_anything_is_looked_up(
+    method: str, path: str, token_of: Any
+) -> None:
+    # The ids exist nowhere: 404 would be the answer to a caller with access.
+    ids = {"delivery_id": "0" * 8 + "-0000-0000-0000-" + "0" * 12, "backend": "modal"}
+    names = {"hardware": "H100", "scheme": "s3", "name": "nora", "budget_id": "7"}
+    path = path.format(**ids, **names, credential_id="7", webhook_id="7")
+
+    def status(token: str = "") -> int:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return (
+            Client()
+            .generic(method.upper(), f"/api{path}", "{}", "application/json", headers=headers)
+            .status_code
+        )
+
+    every = ("read", "operate", "admin")
+    assert status() == 401
+    assert status(token_of("vera", "viewer", *every)) == 403
+    assert status(token_of("olga", "operator", *every)) == 403
+    assert status(token_of("root", "admin", "read", "operate")) == 403
+
+
+def test_the_schema_is_public_and_the_docs_need_a_user(db: None) -> None:
     result = Client().get("/api/openapi.json")
     assert result.status_code == 200
     assert result.json()["openapi"].startswith("3.1")
-    assert Client().get("/api/docs").status_code == 404
+    assert Client().get("/api/docs").status_code == 302
 
 
 def test_authentication_is_repeated_for_every_request(run: Any, owner: Any) -> None:

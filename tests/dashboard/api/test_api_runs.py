@@ -166,7 +166,7 @@ def test_a_page_of_rounds_is_limited_by_contributions(
     owner: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2,000 rounds of 1,000 replicas in one response would exhaust the memory."""
-    monkeypatch.setattr("runs.queries.selectors.SNAPSHOT_CONTRIBUTIONS", 4)
+    monkeypatch.setattr("runs.queries.selectors.RESPONSE_CONTRIBUTIONS", 4)
     seen: list[int] = []
     while part := owner.get(
         f"/runs/{run.pk}/rounds", after=seen[-1] if seen else 0, limit=2000

@@ -53,7 +53,7 @@ class Web:
     no_role: str
 
     def get(self, path: str, session: str = "", **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         cookie = {"Cookie": f"sessionid={session}"} if session else {}
         connection.request("GET", path, headers={**cookie, **headers})
         return connection.getresponse()
@@ -202,6 +202,6 @@ def test_an_unknown_host_is_rejected(web: Web) -> None:
 
 
 def test_post_is_rejected(web: Web) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=600)
     connection.request("POST", "/stream", headers={"Cookie": f"sessionid={web.viewer}"})
     assert connection.getresponse().status == 405

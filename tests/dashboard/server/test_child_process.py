@@ -57,7 +57,7 @@ def is_gone(pid: int) -> bool:
 def test_exit_code_and_log_tail(tmp_path: Path) -> None:
     child = make(tmp_path, "print(*range(9), sep='\\n'); raise SystemExit(3)")
     child.start()
-    assert child.wait(60)
+    assert child.wait(600)
     assert child.ended() == 3
     assert child.log_tail(2) == "7\n8"
 
@@ -73,7 +73,7 @@ def test_descendants_of_an_exited_child_are_killed(family: tuple[Child, int]) ->
     child, inner = family
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
-    assert child.wait(60)
+    assert child.wait(600)
     wait_until(lambda: is_gone(inner), "the grandchild's end")
 
 
@@ -81,7 +81,7 @@ def test_terminate_only_signals_the_child(family: tuple[Child, int]) -> None:
     """Celery and uvicorn shut down their workers themselves, so these must get no signal."""
     child, inner = family
     child.terminate()
-    assert child.wait(60)
+    assert child.wait(600)
     assert child.ended() == -signal.SIGTERM
     wait_until(lambda: is_gone(inner), "the grandchild's end")
 
@@ -90,7 +90,7 @@ def test_a_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     child = make(tmp_path, "")
     child.command = ["no-such-program-here"]
     child.start()
-    assert child.wait(60)
+    assert child.wait(600)
     assert child.ended() == 1
     assert "cannot start no-such-program-here: No such file" in child.log_tail()
 
@@ -101,7 +101,7 @@ def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     with child.log.open("wb") as file:
         file.truncate(LOG_LIMIT_BYTES + 1)
     child.start()
-    assert child.wait(60)
+    assert child.wait(600)
     assert child.log.stat().st_size == 0
     assert child.log.with_suffix(".log.1").stat().st_size == LOG_LIMIT_BYTES + 1
 

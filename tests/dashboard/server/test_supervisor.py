@@ -123,7 +123,7 @@ def test_a_service_that_keeps_exiting_stops_the_server(
     running.children.append(child)
     with pytest.raises(SupervisorError, match=r"worker keeps exiting \(exit code 1\)[^$]*luck"):
         for _ in range(20):
-            child.wait(60)
+            child.wait(600)
             running.check()
     assert len(output) == supervisor.RESTARTS
 
@@ -228,15 +228,15 @@ def test_on_a_full_disk_a_child_is_restarted_until_there_is_space(
     free = [1_000_000]
     monkeypatch.setattr(supervisor, "free_bytes", lambda folder: free[0])
     for _ in range(2 * supervisor.RESTARTS):
-        assert child.wait(60)
+        assert child.wait(600)
         running.check()
     assert len(reported) == 1
     assert "the disk is full: expected 20 MB free" in reported[0]
     free[0] = 10**9
-    assert child.wait(60)
+    assert child.wait(600)
     running.check()
     assert "restarting it" in reported[1]
-    child.wait(60)
+    child.wait(600)
 
 
 def test_a_database_of_a_newer_version_is_rejected(tmp_path: Path, live_stack: LiveStack) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
 from diloco.exchange.cosine import PIECE, cosine_to_mean
+from diloco.exchange.payload import PayloadInfo, blocks_of
 from diloco.exchange.reduce import Own, Reduction
 from diloco.exchange.timings import Timings
 from diloco.model.flat_parameters import Layout
@@ -132,8 +133,17 @@ def expected(group: Any, commit: Any) -> dict[int, float]:
     result = {}
     for c in plan.contributions:
         key = keys.contribution_payload(commit.round, c.replica, c.incarnation)
-        body = torch.frombuffer(bytearray(group.store.get(key)[HEADER_BYTES:]), dtype=torch.uint8)
-        result[c.replica] = cosine(codec.decode(body, mean.numel()), mean)
+        info = PayloadInfo(
+            round=commit.round,
+            fragment=commit.fragment,
+            replica=c.replica,
+            incarnation=c.incarnation,
+            codec=codec.name,
+            numel=mean.numel(),
+            attempt=c.attempt,
+        )
+        body = group.store.get(key)[HEADER_BYTES:]
+        result[c.replica] = cosine(blocks_of(info, codec).decode(body, Span(0, mean.numel())), mean)
     return result
 
 
@@ -193,7 +203,7 @@ def test_a_missed_round_reports_no_cosine(tiny_group: MakeGroup) -> None:
         if (
             member.replica == 1 and member.steps == 3
         ):  # after round 1's steps, before the contribution
-            assert first_commit.wait(60)
+            assert first_commit.wait(600)
 
     train(group, replicas=2, on_step=watch)
     late = reports_of(group, 1)[1]

@@ -64,7 +64,6 @@ class Log:
             loss=0.0,
             size_bytes=packing.size_bytes,
             digest=packing.digest,
-            checksums=packing.checksums,
         )
         return Plan(
             round=round,

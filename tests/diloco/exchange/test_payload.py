@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
+from diloco.exchange.checked_blocks import BadPayload
 from diloco.exchange.payload import (
-    BadPayload,
     PayloadInfo,
     PayloadWriter,
-    decode_part,
+    blocks_of,
     digest_of,
     header,
 )
@@ -22,7 +23,7 @@ from diloco.model.fragments import Slot, Table
 from diloco.model.outer_optimizer import fast_sum_of_squares, sum_of_squares
 from diloco.protocol import blocks
 from diloco.protocol.blocks import HEADER_BYTES, Span
-from diloco.protocol.payload_size import CODEC_SHAPES
+from diloco.protocol.payload_size import CODEC_SHAPES, checked_bytes
 from diloco.protocol.records import Identity
 
 BLOCK = blocks.SMALLEST_BLOCK
@@ -58,10 +59,9 @@ def test_a_vector_round_trips(numel: int, codec: str) -> None:
     vector = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     data, packing = pack(vector, codec)
     engine = get_codec(codec)
-    assert len(data) == packing.size_bytes == HEADER_BYTES + engine.encoded_bytes(numel)
-    result = decode_part(
-        data[HEADER_BYTES:], Span(0, numel), engine, numel=numel, checksums=packing.checksums
-    )
+    body_bytes = checked_bytes(numel, codec, block=BLOCK)
+    assert len(data) == packing.size_bytes == HEADER_BYTES + body_bytes
+    result = packing.blocks.decode(data[HEADER_BYTES:], Span(0, numel))
     assert torch.equal(result, engine.decode(engine.encode(vector), numel))
     assert packing.norm == pytest.approx(float(result.double().norm()), rel=1e-12)
 
@@ -73,9 +73,9 @@ def test_any_range_of_blocks_can_be_decoded_separately(codec: str) -> None:
     engine = get_codec(codec)
     whole = engine.decode(engine.encode(vector), vector.numel())
     for span in (Span(BLOCK, 2 * BLOCK), Span(2 * BLOCK, 3 * BLOCK + 5), Span(0, 2 * BLOCK)):
-        start = HEADER_BYTES + engine.encoded_bytes(span.start)
-        piece = data[start : start + engine.encoded_bytes(span.numel)]
-        result = decode_part(piece, span, engine, numel=vector.numel(), checksums=packing.checksums)
+        blocks = packing.blocks
+        start = HEADER_BYTES + blocks.size_bytes(span.start)
+        result = blocks.decode(data[start : start + blocks.size_bytes(span.numel)], span)
         assert torch.equal(result, whole[span.start : span.stop])
 
 
@@ -89,7 +89,9 @@ def test_the_parts_of_an_upload_do_not_share_memory(
     )
     parts = list(packing.parts())
     assert {len(part) for part in parts[:-1]} == {100_000} and len(parts[-1]) <= 100_000
-    assert b"".join(parts)[HEADER_BYTES:] == vector.numpy().tobytes()
+    block_bytes = packing.blocks.size_bytes(BLOCK)
+    stored = [b"".join(parts)[HEADER_BYTES:][start:][: 4 * BLOCK] for start in (0, block_bytes)]
+    assert b"".join(stored) == vector.numpy().tobytes()
     assert packing.norms == pytest.approx(
         [float(half.double().norm()) for half in vector.split(BLOCK)]
     )
@@ -110,32 +112,42 @@ def test_only_a_small_payload_is_kept_and_decodes_equally(codec: str) -> None:
     encoded = Own(identity=who, digest="", vector=vector)
     kept = Own(identity=who, digest="", vector=vector, body=packing.body)
     if packing.body is not None:
-        assert bytes(packing.body.tolist()) == data[HEADER_BYTES:]
+        stored = packing.blocks.decode(data[HEADER_BYTES:], Span(0, numel))
+        assert torch.equal(engine.decode(packing.body, numel), stored)
     for span in (Span(0, numel), Span(BLOCK, 3 * BLOCK), Span(2 * BLOCK, numel)):
         assert torch.equal(kept.decoded(span, engine), encoded.decoded(span, engine))
 
 
 def test_every_flipped_byte_is_detected() -> None:
     data, packing = pack(torch.arange(40.0))
-    engine = get_codec("fp32")
     for position in range(HEADER_BYTES, len(data)):
         damaged = bytearray(data[HEADER_BYTES:])
         damaged[position - HEADER_BYTES] ^= 0x10
         with pytest.raises(BadPayload, match=r"expected checksum .* of block 0"):
-            decode_part(damaged, Span(0, 40), engine, numel=40, checksums=packing.checksums)
+            packing.blocks.decode(damaged, Span(0, 40))
+
+
+def test_a_block_of_another_payload_or_place_is_detected() -> None:
+    """A process that contributes to a round again, or a read at a wrong offset, cannot make
+    replicas sum other bytes than those of the plan."""
+    vector = torch.zeros(2 * BLOCK)
+    data, packing = pack(vector)
+    again = replace(info(2 * BLOCK), attempt=2)
+    size_bytes = packing.blocks.size_bytes(BLOCK)
+    first, second = data[HEADER_BYTES:][:size_bytes], data[HEADER_BYTES:][size_bytes:]
+    whole = Span(0, 2 * BLOCK)
+    assert torch.equal(packing.blocks.decode(first + second, whole), vector)
+    with pytest.raises(BadPayload, match="of block 0"):
+        packing.blocks.decode(second + first, whole)
+    with pytest.raises(BadPayload, match="of block 0"):
+        blocks_of(again, get_codec("fp32")).decode(first + second, whole)
 
 
 def test_every_truncation_is_detected() -> None:
     data, packing = pack(torch.arange(40.0))
     for length in range(len(data) - HEADER_BYTES):
-        with pytest.raises(BadPayload, match=f"expected 160 bytes .*, found {length}"):
-            decode_part(
-                data[HEADER_BYTES : HEADER_BYTES + length],
-                Span(0, 40),
-                get_codec("fp32"),
-                numel=40,
-                checksums=packing.checksums,
-            )
+        with pytest.raises(BadPayload, match=f"expected 168 bytes .*, found {length}"):
+            packing.blocks.decode(data[HEADER_BYTES : HEADER_BYTES + length], Span(0, 40))
 
 
 def test_the_digest_covers_identity_round_and_content() -> None:

@@ -46,7 +46,6 @@ def contribute(store: LocalStore, replica: int, *values: float) -> PlannedContri
         loss=0.0,
         size_bytes=packing.size_bytes,
         digest=packing.digest,
-        checksums=packing.checksums,
         norms=packing.norms,
     )
 

@@ -67,7 +67,6 @@ def record(replica: int) -> ContributionRecord:
         norms=(0.0,),
         size_bytes=260,
         digest="",
-        checksums="",
         compute_s=0.0,
         encode_s=0.0,
         wall_s=0.0,
@@ -182,7 +181,6 @@ def plan(round: int, *weights: float) -> Plan:
             loss=0.0,
             size_bytes=260,
             digest="",
-            checksums="",
         )
         for replica, weight in enumerate(weights or (1.0,))
     )

@@ -72,7 +72,6 @@ def contribute(
         loss=0.0,
         size_bytes=sum(packing.size_bytes for packing in written),
         digest=digest_of(info, checksums),
-        checksums=checksums,
         slices=slices,
     )
     return planned, written

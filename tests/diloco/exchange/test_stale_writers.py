@@ -40,7 +40,6 @@ def record(incarnation: str, replica: int = 1) -> ContributionRecord:
         norms=(0.0,),
         size_bytes=260,
         digest="",
-        checksums="",
         compute_s=0.0,
         encode_s=0.0,
         wall_s=0.0,

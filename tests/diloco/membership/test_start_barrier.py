@@ -74,10 +74,10 @@ def test_a_replica_that_joins_after_the_first_step_does_not_wait(tiny_group: Mak
 
     def hold(member: Any, joined: Any) -> None:
         begun.set()
-        assert come.wait(60)
+        assert come.wait(600)
 
     first, *dying = [group.start(replica, on_step=hold) for replica in range(3)]
-    assert begun.wait(60)
+    assert begun.wait(600)
     for member in dying:
         member.store.dead = True
     late = group.start(3, on_step=lambda member, joined: come.set())

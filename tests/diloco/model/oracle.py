@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 HEADER = 256
+BLOCK = 256
+"""Elements of a block, as the harness sets them."""
 HUNG_AFTER = 8
 LONGEST_DELAY = 8
 """Rounds after which a share of a step is too small to be recognised."""
@@ -162,7 +164,8 @@ class Log:
                 f"{key}: counted, though it stands on round {record['base_round']} with other "
                 f"weights than the log's",
             )
-            vector = _decode(self.written[f"{key}.bin"][HEADER:], self.settings["codec"], mean.size)
+            body = _blocks(self.written[f"{key}.bin"], self.settings["codec"], mean.size, key)
+            vector = _decode(body, self.settings["codec"], mean.size)
             mean += vector * np.float32(c["weight"])
             self.taken.append((round, name, fragment, vector))
         if self.settings["codec"] == "bf16":
@@ -431,6 +434,18 @@ def _fragments(tensors: list[tuple[str, list[int]]], log: Log) -> list[list[str]
         [name for index, (name, _) in enumerate(tensors) if index % log.fragments == fragment]
         for fragment in range(log.fragments)
     ]
+
+
+def _blocks(payload: bytes, codec: str, numel: int, key: str) -> bytes:
+    """Return the body of a payload without the checksums of its blocks, which must be right."""
+    seed, position, bodies = xxhash.xxh3_64_intdigest(payload[:HEADER]), HEADER, b""
+    for block, start in enumerate(range(0, numel, BLOCK)):
+        elements = min(BLOCK, numel - start)
+        stop = position + {"fp32": 4 * elements, "bf16": 2 * elements, "int8": 260}[codec]
+        checksum = xxhash.xxh3_64_digest(payload[position:stop], (seed + block) % 2**64)
+        require(payload[stop : stop + 8] == checksum, f"{key}: wrong checksum of block {block}")
+        bodies, position = bodies + payload[position:stop], stop + 8
+    return bodies
 
 
 def _decode(body: bytes, codec: str, numel: int) -> Array:

@@ -27,6 +27,8 @@ VALUES = {
     "nonce": "0123456789abcdef",
     "part": "parts",
     "number": 2,
+    "epoch": 1,
+    "seq": 4,
 }
 OBJECTS = {
     keys.checkpoint_dir: ("weights.safetensors", "outer.safetensors"),

@@ -83,7 +83,7 @@ def test_a_late_joiner_replays_sharded_rounds_to_the_same_bits(tiny_group: MakeG
             reached.set()
 
     early = [group.start(n, make_model=wide, on_step=watch) for n in range(2)]
-    assert reached.wait(60)
+    assert reached.wait(600)
     late = group.start(2, make_model=wide)
     group.wait()
     group.assert_agreed(*early, late)
@@ -147,7 +147,7 @@ def test_replicas_gather_once_the_syncer_is_dead(tiny_group: MakeGroup) -> None:
 def test_a_syncer_ends_with_the_run(tiny_group: MakeGroup) -> None:
     group = tiny_group(reduce_plan="syncer", total_rounds=2)
     train(group, syncer=True)
-    group.syncers[0].join(60)
+    group.syncers[0].join(600)
     assert not group.syncers[0].is_alive()
 
 

@@ -117,7 +117,7 @@ def test_without_a_live_syncer_the_replicas_reduce() -> None:
 
 def test_auto_gathers_small_models_and_shards_large_ones() -> None:
     small = planned(view(0, *map(contribution, range(3))))
-    size = {"numel": 10**9, "size_bytes": 256 + 4 * 10**9, "checksums": "0" * 8 * 954}
+    size = {"numel": 10**9, "size_bytes": 256 + 4 * 10**9 + 8 * 954}
     many = [contribution(n, **size) for n in range(8)]
     large = planned(view(0, *many, expected="01234567", numel=10**9))
     assert (small.mode, large.mode) == ("gather", "sharded")

@@ -105,7 +105,7 @@ def late_in_round_one(tiny_group: MakeGroup, **changes: object) -> tuple[Any, li
         if member.replica == 0 and joined.round == 2:
             first_commit.set()
         if member.replica == 1 and member.steps == 4:
-            assert first_commit.wait(60)
+            assert first_commit.wait(600)
 
     members = count(group, 2, on_step=watch)
     assert [c.replica for c in group.commits()[0].contributors] == [0]

@@ -34,7 +34,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "topk-overlap": {"codec": "topk", "error_feedback": 0.95, "overlap_steps": 1, **TWO_FRAGMENTS},
     "e3m0-low-bit": {"codec": "e3m0", "mean_codec": "int8", "reduce_plan": "sharded"},
     "rda": {"codec": "bf16", "merge": "rda", "reduce_plan": "gather"},
-    "buffers": {"codec": "bf16", "reduce_plan": "gather"},
+    "buffers": {
+        "codec": "bf16",
+        "reduce_plan": "gather",
+        "master_dtype": "bf16",
+        "momentum_dtype": "bf16",
+    },
     "tensor-parallel": {"codec": "int8", "num_replicas": 1},
     "left": {
         "codec": "topk",
@@ -126,7 +131,7 @@ def decided(store: LocalStore) -> list[Any]:
             key = keys.contribution_record(plan.round, planned.replica, planned.incarnation)
             record = ContributionRecord.from_bytes(store.get(key))
             work = (record.tokens, record.steps, record.rounds, record.loss)
-            bits = (record.checksums, record.base_digest, record.norms)
+            bits = (record.base_digest, record.norms)
             contributed.append((planned.replica, planned.weight, work, bits))
         rounds.append((plan.mode, contributed, commit.merged_digest, commit.shards, commit.void))
 

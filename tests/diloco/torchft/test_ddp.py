@@ -30,7 +30,7 @@ class Harness:
 
     def __init__(self, members: int) -> None:
         self.members = members
-        self.barrier = threading.Barrier(members, timeout=30)
+        self.barrier = threading.Barrier(members, timeout=600)
         self.calls: dict[int, list[torch.Tensor]] = {}
         self.lock = threading.Lock()
 
@@ -97,7 +97,7 @@ def together(members: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive(), "hangs"
     if errors:
         raise errors[0]

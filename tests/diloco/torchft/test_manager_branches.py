@@ -327,7 +327,7 @@ def test_a_process_that_waits_for_a_quorum_is_fenced_out_at_once(harness: Harnes
         old.start_quorum()
 
     def replaces() -> None:
-        began.wait(60)
+        began.wait(600)
         harness.make("a", min_replica_size=2)
 
     with pytest.raises(FencedOut, match="newer process of replica 'a'"):
@@ -340,7 +340,7 @@ def test_a_fenced_process_logs_once_and_its_heartbeat_ends(
     old = harness.make("a")
     harness.make("a")
     with caplog.at_level(logging.ERROR):
-        old._session.peers.lease._thread.join(60)
+        old._session.peers.lease._thread.join(600)
         old._session.peers.lease.look_around()
         for _ in range(3):
             with pytest.raises(FencedOut):

@@ -101,7 +101,7 @@ def test_a_late_replica_heals_from_a_participant(harness: Harness, use_async_quo
     b_requested = threading.Event()
 
     def go_on() -> bool:
-        b_requested.wait(10)
+        b_requested.wait(600)
         return a.step(2.0)
 
     def come() -> bool:
@@ -264,7 +264,7 @@ def test_the_state_is_not_read_while_it_changes(harness: Harness) -> None:
     assert not read
     manager.allow_state_dict_read()
     manager.allow_state_dict_read()
-    reader.join(10)
+    reader.join(600)
     counts = {"step": 0, "batches_committed": 0}
     assert read[0]["torchft"] == counts
     weight: Tensor = read[0]["user"]["default"]["weight"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco.exchange.payload import BadPayload
+from diloco.exchange.checked_blocks import BadPayload
 from diloco.protocol import manager_keys
 from diloco.protocol.records import Identity
 from diloco.store.base import LocalStore

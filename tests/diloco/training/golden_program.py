@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fragments": {"num_fragments": 2, "codec": "bf16", "fragment_pattern": "size"},
     "overlap": {"num_fragments": 2, "overlap_steps": 1, "codec": "bf16"},
     "open": {"num_fragments": 2, "overlap_steps": 3, "mixing_alpha": 0.25, "codec": "topk"},
+    "narrow_state": {"num_fragments": 2, "master_dtype": "bf16", "momentum_dtype": "bf16"},
     "late": {"min_quorum": 1, "late_keep": 0.75, "total_rounds": 6},
     "late_overlap": {
         "min_quorum": 1,

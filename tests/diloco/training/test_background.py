@@ -55,7 +55,7 @@ class Slow(LocalStore):
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         if fnmatch.fnmatch(key, self.pattern):
-            assert self.release.wait(60)
+            assert self.release.wait(600)
         super().put_stream(key, make_parts)
 
 
@@ -80,7 +80,7 @@ def released(event: threading.Event, store: Slow, member: Any) -> list[tuple[int
     found: list[tuple[int, int]] = []
 
     def watch() -> None:
-        assert event.wait(60)
+        assert event.wait(600)
         rounds = {info.key.split("/")[1] for info in store.list("rounds/")}
         found.append((member().steps, len(rounds)))
         store.release.set()
@@ -211,7 +211,7 @@ def test_a_replica_that_must_leave_cancels_its_writes() -> None:
             raise
 
     writes.start(CHECKPOINT, upload)
-    assert begun.wait(60) and writes.is_running(CHECKPOINT)
+    assert begun.wait(600) and writes.is_running(CHECKPOINT)
     writes.close(lambda: True)
     assert cancelled.is_set() and not writes.is_running(CHECKPOINT)
     writes.close(lambda: True)  # again, when the process ends with an error
@@ -232,7 +232,7 @@ def test_a_request_that_hangs_does_not_delay_the_end(
     writes.start(CHECKPOINT, upload)
     closing = threading.Thread(target=writes.close, args=(lambda: True,), daemon=True)
     closing.start()
-    closing.join(60)
+    closing.join(600)
     try:
         assert not closing.is_alive()
         assert "the checkpoint is not complete: a request of the store hangs" in caplog.text
@@ -240,7 +240,7 @@ def test_a_request_that_hangs_does_not_delay_the_end(
         assert not writes.is_running(CHECKPOINT)
     finally:
         answered.set()
-    hanging[0].join(60)
+    hanging[0].join(600)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def stalled(
 
     clock.now_s = 50.0
     writes.start(CHECKPOINT, upload)
-    assert begun.wait(60)
+    assert begun.wait(600)
     yield writes, clock, answered
     answered.set()
 
@@ -302,7 +302,7 @@ def test_a_replica_with_time_completes_its_writes(monkeypatch: pytest.MonkeyPatc
     written: list[str] = []
 
     def upload() -> None:
-        assert polled.wait(60)
+        assert polled.wait(600)
         writes.check(STATE)
         written.append("state")
 
@@ -374,7 +374,7 @@ def test_a_replica_leaves_while_it_waits_for_a_write(
 
     def leave(member: Any, joined: Any) -> None:
         def request() -> None:
-            assert waits[STATE if is_state else CHECKPOINT].wait(60)
+            assert waits[STATE if is_state else CHECKPOINT].wait(600)
             joined.leave(within_s=0.0)
 
         if member.steps == 1:
@@ -402,7 +402,7 @@ def test_the_end_of_a_process_does_not_wait_for_packs() -> None:
     writes.start(CHECKPOINT, lambda: writes.check(CHECKPOINT))
     closed = threading.Thread(target=writes.close, args=(lambda: False,), daemon=True)
     closed.start()
-    closed.join(10)
+    closed.join(600)
     try:
         assert not closed.is_alive() and cancelled.is_set()
     finally:

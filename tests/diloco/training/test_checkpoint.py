@@ -1,9 +1,11 @@
-"""Writers that lose the race for a checkpoint's manifest delete their own objects only."""
+"""Writers that lose the race for a checkpoint's manifest delete their own objects only; state in
+bf16 is stored as it is, and converted for a group with the other precision."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -52,3 +54,34 @@ def test_a_checkpoint_that_is_written_again_stays_readable(tmp_path: Path) -> No
     assert manifest is not None
     restored = load_checkpoint(store, manifest, LAYOUT, outer())
     assert restored.weights.tolist() == [0, 1, 2, 3]
+
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize("loaded", [FP32, BF16])
+@pytest.mark.parametrize("saved", [FP32, BF16])
+def test_a_checkpoint_is_loaded_in_the_precision_of_the_group(
+    tmp_path: Path, saved: torch.dtype, loaded: torch.dtype
+) -> None:
+    store = LocalStore(tmp_path)
+    source = OuterOptimizer(lr=1.0, momentum=0.9, numel=4, dtypes=(saved, saved))
+    source.vectors["momentum"].copy_(torch.arange(4.0))
+    manifest = save_checkpoint(
+        store,
+        FIRST,
+        LAYOUT,
+        round=3,
+        weights=torch.tensor([0.0, 1.0, -2.0, 1.0 + 2.0**-9]).to(saved),
+        base_rounds=(3,),
+        outer=source,
+        totals=Totals(committed=3, tokens=30),
+        wall_s=0.0,
+    )
+    assert manifest is not None
+    into = OuterOptimizer(lr=1.0, momentum=0.9, numel=4, dtypes=(loaded, loaded))
+    restored = load_checkpoint(store, manifest, LAYOUT, into)
+    assert restored.weights.dtype == into.vectors["momentum"].dtype == loaded
+    narrow = BF16 in (saved, loaded)
+    assert restored.weights.tolist() == [0.0, 1.0, -2.0, 1.0 if narrow else 1.0 + 2.0**-9]
+    assert into.vectors["momentum"].tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -45,7 +45,7 @@ def test_a_run_without_its_coordinator_pauses_until_another_is_named(tiny_group:
     trap = group.trap("create", "rounds/00000002/plan.json")
     first = group.start(0, atomic_create=False, trap=trap)
     others = [group.start(n, atomic_create=False) for n in (1, 2)]
-    first.thread.join(60)
+    first.thread.join(600)
     while not any("replica 0 to plan" in beat.message for beat in beats(group)):
         others[0].thread.join(0.02)
     assert len(group.commits()) == 1, "no other replica can create objects"

@@ -63,7 +63,7 @@ def test_concurrent_replicas_get_one_group(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert len(joined) == len(refused) == 8
     assert len({document.run_id for document in joined}) == 1
     assert joined[0] == GroupDocument.read(LocalStore(tmp_path))

@@ -171,7 +171,7 @@ def test_a_slow_writer_reads_the_object_that_another_created(
 
     def slow(store: Any, wanted: str, data: Any) -> bool:
         if wanted == key and store._garbled == "slow":
-            assert done.wait(60)
+            assert done.wait(600)
             outcomes.append(create(store, wanted, data))
             return outcomes[-1]
         created: bool = create(store, wanted, data)

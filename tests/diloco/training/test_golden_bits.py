@@ -23,6 +23,7 @@ GOLDEN = {
     "fragments": "aee344b15becdce4b9d7a03fbd12ceb2d273ab7fc8e2aa44bb5647b32ce65f12",
     "overlap": "39d5849fb086266f41cccc47e63716e661a09e8c096e898fc04876eb1350c1e4",
     "open": "514d0c386e02dbdecd32257acf88067b3d99e5609d6b821e7fc140f04ed160b1",
+    "narrow_state": "29896b2a75e4bf53eca39feb3c66e2c4e3c5f1647d07065ff54fd2005324e29f",
     "late": "4aa17a9abf5d1ed2621279af4676882d03c12a28f9b082559d45f17f45cd8a8a",
     "late_overlap": "ee032850a2e4e3b0709095ddf639a649dcc4f0944b366bfa3d344ba49f77c462",
     "low_bit": "45c3ab06af83794cea87fa485bac0fbd4342633fb259d3f70f95c0adf148b55b",
@@ -34,7 +35,7 @@ NAMES = [
     *(f"{name}-{plan}" for name in PLANNED for plan in ("gather", "sharded", "syncer")),
     *(f"low_bit-{plan}" for plan in ("sharded", "syncer")),
     *("e3m0-low_bit", "low_bit_open"),
-    *("fragments", "overlap", "open", "late", "late_overlap"),
+    *("fragments", "overlap", "open", "narrow_state", "late", "late_overlap"),
 ]
 EVEN, ODD = NAMES[::2], NAMES[1::2]
 

@@ -84,7 +84,7 @@ class StepRecorder:
     def other_replica(self, member: Any, joined: Any) -> None:
         """Replica 0 waits in the middle of a round for the second process of replica 1."""
         if joined.data_step == (9 if self.whole else self.at):
-            assert self.second_steps.wait(60)
+            assert self.second_steps.wait(600)
 
 
 def steps_in_plans(group: Any, replica: int, fragment: int) -> int:
@@ -240,7 +240,7 @@ def test_the_next_process_waits_for_a_complete_early_contribution(tiny_group: Ma
 
     def hold(member: Any, joined: Any) -> None:
         if joined.data_step == 7:
-            assert waiting.wait(60)
+            assert waiting.wait(600)
 
     other = group.start(0, **COUNTING, on_step=hold)
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
@@ -276,10 +276,10 @@ def test_all_replicas_are_drained_in_a_round_and_return(tiny_group: MakeGroup) -
 
     def both(member: Any, joined: Any) -> None:
         if joined.data_step == 5:
-            there.wait(60)
+            there.wait(600)
             joined.leave(within_s=LONG_S, reason="paused")
             joined._shutdown.share = 0.0
-            there.wait(60)
+            there.wait(600)
 
     paused = [group.start(replica, **COUNTING, on_step=both) for replica in range(2)]
     group.wait(*paused)

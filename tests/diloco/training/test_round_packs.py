@@ -258,10 +258,11 @@ def test_a_block_with_a_damaged_or_missing_record_stays_as_it_is(
     }
 
 
+@pytest.mark.parametrize("limit", ["UNPACKED_LIMIT", "RECORD_LIMIT"])
 def test_a_block_with_too_many_bytes_stays_as_it_is(
-    store: Hooked, group: Harness, monkeypatch: pytest.MonkeyPatch
+    store: Hooked, group: Harness, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(round_packs, "UNPACKED_LIMIT", 100)
+    monkeypatch.setattr(round_packs, limit, 100)
     checkpoint(store, BLOCK)
     checkpoint(store, BLOCK + 1)
     pack_rounds(store)

@@ -23,7 +23,7 @@ from diloco.store.base import LocalStore, StoreError
 from diloco.training.checkpoint import publish_final, read_final
 from diloco.training.sample import SAMPLE_BYTES, SAMPLE_S, GoOn, Sampler, publish_sample, sampler_of
 from diloco.workloads.byte_gpt import ByteGPTTraining
-from diloco.workloads.text import Corpus
+from diloco.workloads.sharded import RandomWindows
 
 MakeGroup = Callable[..., Any]
 ME = Identity(replica=3, incarnation=keys.incarnation(2, "0123abcd"))
@@ -167,11 +167,13 @@ def test_the_generate_command_repeats_the_sample(
         run_id="r", name="n", settings=GroupSettings(), workload=workload.to_dict()
     )
     store.create(keys.GROUP, document.to_bytes())
-    nothing = Corpus(
-        train=np.zeros(0, np.uint8), held_out=np.zeros((0, 33), np.uint8), text_bytes=0
-    )
+    nothing = RandomWindows(np.zeros(0, np.uint8), GroupSettings(), replica=0, context=32)
     training = ByteGPTTraining(
-        workload, GroupSettings(), nothing, replica=0, device=torch.device("cpu")
+        workload,
+        GroupSettings(),
+        nothing,
+        np.zeros((0, 33), np.uint8),
+        device=torch.device("cpu"),
     )
     model = training.build_model()
     publish_final(

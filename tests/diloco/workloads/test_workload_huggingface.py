@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from diloco import export, replica
 from diloco.init import create_group
@@ -102,7 +101,7 @@ def test_shards_and_held_out_text_have_no_piece_in_common(tmp_path: Path) -> Non
     result = []
     for number in range(3):
         training = loaded(described(rows), number=number, num_replicas=3, max_replicas=3)
-        result.append(set(bytes(training._train.astype(np.uint8)).decode().split(". ")))
+        result.append(set(bytes(training._train.tokens.astype(np.uint8)).decode().split(". ")))
         held_out = bytes(training._held_out.numpy().astype(np.uint8)).decode().split(". ")
         result.append(set(held_out[1:-1]))
     shards, kept_back = result[::2], result[1]
@@ -134,14 +133,14 @@ def write(folder: Path, form: str) -> str:
 def test_data_formats(tmp_path: Path, form: str) -> None:
     data = write(tmp_path, form)
     training = loaded(described(data, documents=300))
-    assert len(training._train) > 800
+    assert len(training._train.tokens) > 800
     assert training._held_out.shape == (200 // 16, 17)
 
 
 def test_a_data_set_can_be_a_directory(tmp_path: Path) -> None:
     write(tmp_path, "parquet")
     training = loaded(described(tmp_path, data_format="dataset"))
-    assert len(training._train) > 800
+    assert len(training._train.tokens) > 800
 
 
 @pytest.mark.parametrize(
@@ -221,6 +220,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The exported directory, with its tokenizer, can start the next run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     monkeypatch.setattr("diloco.training.sample.SAMPLE_S", 600.0)  # also on a busy machine
     uri, folder = tmp_path / "run", tmp_path / "model"
     workload = described(text_file, config={**LLAMA, "tie_word_embeddings": True})
@@ -254,6 +255,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
 
 
 def test_a_run_that_has_not_ended_exports_its_checkpoint(text_file: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     uri = tmp_path / "run"
     train(uri, described(text_file), checkpoint_every=1)
     (uri / "final" / "manifest.json").unlink()

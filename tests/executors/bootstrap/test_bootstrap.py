@@ -207,7 +207,7 @@ def test_signals_reach_the_replica(tmp_path: Path, env: dict[str, str]) -> None:
         assert process.stdout is not None
         assert any(line == "up\n" for line in process.stdout)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 7
+        assert process.wait(600) == 7
 
 
 def test_no_argument_is_longer_than_a_backend_accepts(tmp_path: Path, env: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ def test_exception_is_the_result() -> None:
 
 
 def test_functions_run_in_parallel() -> None:
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=600)
     result = call_all({str(n): together.wait for n in range(3)}, patience_s=30)
     assert sorted(result.values()) == [0, 1, 2]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as save_safetensors
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from diloco import export
 from diloco.model import named_parameters
@@ -26,6 +25,9 @@ from runs.models import Checkpoint, Run
 from tests.model_hub import ModelHub, running_model_hub
 from tests.runs.export.test_hub_upload import credential, put, upload
 from tests.runs.run_harness import identity
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.django_db
 
@@ -115,6 +117,8 @@ def directory(hub: ModelHub, folder: Path) -> Path:
 
 
 def same_model(ours: PreTrainedModel, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     loaded, message = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not message["missing_keys"], message
     assert not message["unexpected_keys"], message
@@ -129,6 +133,8 @@ def same_model(ours: PreTrainedModel, folder: Path) -> None:
 def test_an_uploaded_model_loads_and_computes_the_same(
     harness: Any, hub: ModelHub, tmp_path: Path, config: dict[str, Any], final: bool
 ) -> None:
+    from transformers import AutoTokenizer
+
     made = Made(harness, final=final, config=config)
     reported = upload(made.checkpoint, credential(harness, hub.url))
     kind = "final" if final else "checkpoint"
@@ -146,6 +152,8 @@ def test_an_uploaded_model_loads_and_computes_the_same(
 
 
 def test_the_byte_tokenizer_is_the_replicas_own(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     for name, data in hub_files.byte_tokenizer_files().items():
         (tmp_path / name).write_bytes(data)
     ours, other = AutoTokenizer.from_pretrained(tmp_path), byte_tokenizer()
@@ -159,6 +167,8 @@ def test_the_byte_tokenizer_is_the_replicas_own(tmp_path: Path) -> None:
 def test_tokenizer_and_config_come_from_the_hub_model(
     harness: Any, hub: ModelHub, tmp_path: Path
 ) -> None:
+    from transformers import AutoTokenizer
+
     made = Made(harness, final=False, model="islands/base")
     hub.others["islands/base"] = {
         "config.json": made.config,

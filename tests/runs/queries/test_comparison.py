@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from runs.models import ReplicaPool, Round, Run
 from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, _Job, spent_at
-from tests.browser import seed
+from tests.browser import seed, seed_fleet
 from tests.browser.seed_prices import priced
 
 pytestmark = pytest.mark.django_db
@@ -51,8 +52,15 @@ def test_measures_of_a_run(operator_user: Any) -> None:
     assert result["bytes"] == run.bytes_up + run.bytes_down
 
 
+def unpriced(run: Run) -> Run:
+    """Give a replica a running job without a known price."""
+    replica = run.replicas.first()
+    seed_fleet.attempts(replica, backend="modal", price=None, earlier=0, now=timezone.now())
+    return run
+
+
 def test_unknown_values_are_none(operator_user: Any) -> None:
-    run = seed.run(operator_user, state="provisioning", committed=0, replicas=2)
+    run = unpriced(seed.run(operator_user, state="provisioning", committed=0, replicas=2))
     result = named(run)
     for name in (
         "eval_loss",
@@ -124,7 +132,7 @@ def test_curves_by_tokens_time_and_money(operator_user: Any) -> None:
 
 
 def test_a_run_with_an_unknown_price_has_no_money_axis(operator_user: Any) -> None:
-    run = seed.run(operator_user, committed=3, replicas=2)
+    run = unpriced(seed.run(operator_user, committed=3, replicas=2))
     assert all(c.usd is None for c in comparison.curves(with_headers(run)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from runs.models import ReplicaPool, Run
+from runs.models import Replica, ReplicaPool, Run
 from runs.queries import search
 from runs.queries.search import BadQuery, parse
 from tests.browser import seed
@@ -99,7 +99,10 @@ def _runs(operator_user: Any) -> None:
             }
             | fields
         )
-        ReplicaPool.objects.create(run=made, backend=backend, count=2, price_usd_h=price)
+        pool = ReplicaPool.objects.create(run=made, backend=backend, count=2, price_usd_h=price)
+        if price is None:
+            replica = Replica.objects.create(run=made, pool=pool, number=0, state_since=now)
+            replica.attempts.create(number=1, launch_key=name, created_at=now, launched_at=now)
         return made
 
     run("alpha", eval_loss=2.0, tokens=5000, tags=["sweep", "a"], cost_usd=3.0)

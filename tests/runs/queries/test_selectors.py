@@ -94,7 +94,7 @@ def test_number_of_queries_of_a_page_does_not_grow(
         (selectors.event_rows, 1),
         (selectors.series_of, 1),
         (selectors.all_points, 4),
-        (selectors.snapshot, 13),
+        (selectors.snapshot, 14),
     ):
         with django_assert_num_queries(cost):
             assert query(run)
@@ -201,7 +201,7 @@ def test_rounds_since_and_by_number(operator_user: Any) -> None:
     assert [r["number"] for r in selectors.round_rows(run, numbers=[2, 6])] == [2, 6]
 
 
-def test_limit_selects_the_newest_rounds(
+def test_the_newest_rounds_are_returned(
     operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selectors, "ROUNDS_LIMIT", 3)

@@ -244,3 +244,24 @@ def test_the_number_of_queries_is_constant(user: Any, runs: list[Run]) -> None:
     for number in range(2, 9):
         job(runs[0], number, at(5), at(4), 2.0)
     assert queries() == before
+
+
+def test_traffic_is_spread_over_the_run_and_is_no_job() -> None:
+    run = seed.run(seed.user("olga", "operator"), name="Moved", replicas=1, committed=1)
+    ReplicaAttempt.objects.all().delete()
+    Run.objects.update(traffic_usd=10.0, started_at=at(24 * 10), ended_at=at(0), tags=["paper"])
+    vera = seed.user("vera", "viewer")
+    row = spend.spend(vera, WEEK, ALL, now=NOW)
+    inside = (NOW - datetime(2026, 11, 4, tzinfo=UTC)) / timedelta(days=10)
+    assert row["total"]["usd"] == pytest.approx(10 * inside)
+    assert (row["total"]["jobs"], row["total"]["unpriced_jobs"]) == (0, 0)
+    [backend] = row["backends"]
+    assert (backend["key"], backend["label"]) == ("traffic", "Traffic and requests (estimate)")
+    assert [row[name][0]["key"] for name in ("owners", "runs", "tags")] == [
+        "olga",
+        str(run.pk),
+        "paper",
+    ]
+    assert row["month_usd"] == pytest.approx(9.5)
+    assert spend.spend(vera, WEEK, JobFilter(backend="modal"), now=NOW)["total"]["usd"] == 0
+    assert spend.spend(vera, WEEK, JobFilter(owner="oscar"), now=NOW)["total"]["usd"] == 0

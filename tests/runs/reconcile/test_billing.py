@@ -182,3 +182,25 @@ def test_a_job_that_its_queue_suspends_costs_nothing_meanwhile(harness: Any) -> 
     attempt.refresh_from_db()
     assert attempt.ended_at is not None
     assert attempt.cost_usd == pytest.approx(before + 0.10)
+
+
+def test_traffic_and_requests_are_part_of_the_cost(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runs.backends import price_settings
+
+    prices = price_settings.Traffic(
+        upload_usd_gb=0.02, download_usd_gb=0.09, requests_usd_million=5.0
+    )
+    scheme = harness.run.rendezvous.partition("://")[0]
+    monkeypatch.setattr(price_settings, "_copy", price_settings._Copy(traffic={scheme: prices}))
+    type(harness.run).objects.update(bytes_up=10**11, bytes_down=2 * 10**11, requests=10**6)
+    tick(harness, 60)
+    harness.run.refresh_from_db()
+    attempts = sum(a.cost_usd or 0 for r in harness.run.replicas.all() for a in r.attempts.all())
+    assert harness.run.traffic_usd == pytest.approx(2 + 18 + 5)
+    assert harness.run.cost_usd == pytest.approx(attempts + 25)
+    monkeypatch.setattr(price_settings, "_copy", price_settings._Copy())
+    tick(harness, 60)
+    harness.run.refresh_from_db()
+    assert harness.run.traffic_usd == 0

@@ -25,7 +25,7 @@ def test_a_client_that_is_still_loading_is_reported_and_then_checked(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    loader = Loader(lambda backend: go_on.wait(60))
+    loader = Loader(lambda backend: go_on.wait(600))
     monkeypatch.setattr(preflight, "wait_loaded", loader.wait_loaded)
     monkeypatch.setattr(preflight, "LOAD_PATIENCE_S", 0.01)
     answer = preflight.check_pool_connection(PoolDraft(backend="modal"), index=2)

@@ -1,0 +1,92 @@
+"""Commands about one run as the run page shows it: findings, activity, log files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from archipelago import terminal
+from archipelago.client import Client
+from archipelago.rows import RunHeader
+
+FILE_LEVELS = ("", "warning", "error")
+"""Levels that a log file can be filtered by."""
+
+
+def findings(client: Client, options: argparse.Namespace) -> int:
+    """Print the findings. Exit status 1 if one of them is an error, for scripts."""
+    rows = client.findings(client.find(options.run).id)
+    if options.json:
+        _json([row.raw for row in rows])
+    else:
+        colour = terminal.has_colour(sys.stdout)
+        for row in rows:
+            detail = f" ({row.detail})" if row.detail else ""
+            text = terminal.block(f"{row.level:<7}  {row.message}{detail}")
+            print(terminal.painted(text, row.level, colour=colour))
+        if not rows:
+            print("no findings", file=sys.stderr)
+    return 1 if any(row.level == "error" for row in rows) else 0
+
+
+def activity(client: Client, options: argparse.Namespace) -> int:
+    rows = client.activity(
+        client.find(options.run).id,
+        source=options.source,
+        level=options.level,
+        replica=options.replica,
+        text=options.grep,
+        limit=options.limit,
+    )
+    if options.json:
+        _json([row.raw for row in rows])
+        return 0
+    colour = terminal.has_colour(sys.stdout)
+    for row in rows:
+        who = "" if row.replica is None else f"replica {row.replica}: "
+        title = f"{row.title}: " if row.title else ""
+        by = f" ({row.actor})" if row.actor else ""
+        state = " [open]" if row.source == "alert" and not row.closed_at else ""
+        message = row.message or row.to_state
+        at = terminal.local_time(row.at)
+        text = terminal.block(f"{at}  {row.source:<5}  {who}{title}{message}{by}{state}")
+        print(terminal.painted(text, row.level, colour=colour))
+    return 0
+
+
+def save_logs(client: Client, run: RunHeader, options: argparse.Namespace) -> int:
+    """Write all matching log lines to a file."""
+    if options.level not in FILE_LEVELS:
+        raise ValueError(f"expected --level warning or error with --output, found {options.level}")
+    if options.follow:
+        raise ValueError("expected --follow or --output, found both")
+    chunks = client.log_file(
+        run.id,
+        options.format,
+        replica=options.replica,
+        level=options.level,
+        text=options.grep,
+    )
+    if options.output == "-":
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+        return 0
+    target = Path(options.output)
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            size = sum(file.write(chunk) for chunk in chunks)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"{target}: {terminal.size(size)}", file=sys.stderr)
+    return 0
+
+
+def _json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, default=dict)
+    print()

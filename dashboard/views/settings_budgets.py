@@ -1,0 +1,94 @@
+"""Budgets of owners and tags: every role sees them, administrators change them."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from dashboard.forms.settings import BudgetForm
+from dashboard.views.access import reader
+from dashboard.views.settings_access import add_problem, administrator, is_administrator
+from runs.actions import budgets as actions
+from runs.exceptions import InvalidRun
+from runs.models import Budget
+from runs.queries import budgets as queries
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def budgets(request: HttpRequest) -> HttpResponse:
+    """The list, and a form for another."""
+    reader(request)
+    if request.method != "POST":
+        return _page(request, BudgetForm(initial=_asked(request)))
+    actor = administrator(request)
+    form = BudgetForm(request.POST)
+    if form.is_valid():
+        try:
+            budget = actions.save_budget(**form.values(), actor=actor)
+        except InvalidRun as error:
+            add_problem(form, error)
+        else:
+            messages.success(request, f"Budget of {budget} saved.")
+            return redirect("settings-budgets")
+    return _page(request, form, status=422)
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def budget(request: HttpRequest, budget_id: int) -> HttpResponse:
+    """Change a budget."""
+    actor, found = administrator(request), _found(budget_id)
+    form = BudgetForm(request.POST if request.method == "POST" else None, initial=_initial(found))
+    if request.method == "POST" and form.is_valid():
+        try:
+            actions.save_budget(**form.values(), actor=actor, budget=found)
+        except InvalidRun as error:
+            add_problem(form, error)
+        else:
+            messages.success(request, f"Budget of {found} saved.")
+            return redirect("settings-budgets")
+    return _page(request, form, changed=budget_id, status=422 if form.errors else 200)
+
+
+@require_POST
+def delete(request: HttpRequest, budget_id: int) -> HttpResponse:
+    actor, found = administrator(request), _found(budget_id)
+    actions.delete_budget(found, actor=actor)
+    messages.success(request, f"Budget of {found} deleted.")
+    return redirect("settings-budgets")
+
+
+def _found(budget_id: int) -> Budget:
+    found = queries.find(budget_id)
+    if found is None:
+        raise Http404
+    return found
+
+
+def _initial(budget: Budget) -> dict[str, object]:
+    names = ("scope", "name", "period", "amount_usd")
+    return {name: getattr(budget, name) for name in names} | {
+        "warn_percent": round(100 * budget.warn_at, 4)
+    }
+
+
+def _asked(request: HttpRequest) -> dict[str, str]:
+    """Values of the address, e.g. of a link on the page of spending."""
+    return {name: value for name in ("scope", "name") if (value := request.GET.get(name, ""))}
+
+
+def _page(
+    request: HttpRequest, form: BudgetForm, *, changed: int | None = None, status: int = 200
+) -> HttpResponse:
+    context = {
+        "form": form,
+        "changed": changed,
+        "budgets": queries.budget_rows(request.user, now=timezone.now()),
+        "can_change": is_administrator(request),
+    }
+    return render(request, "settings/budgets.html", context, status=status)

@@ -1,0 +1,84 @@
+"""JSON over HTTP for trackers, with a limit on responses and errors without secrets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from diloco.trackers.base import Open, TrackerError
+
+TIMEOUT_S = 15.0
+RESPONSE_LIMIT = 4 * 1024 * 1024
+
+
+def default_open(request: urllib.request.Request, *, timeout_s: float) -> Any:
+    return urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310 -- http(s) is checked
+
+
+class JsonClient:
+    """Sends JSON to one server.
+
+    Args:
+        base: ``http://`` or ``https://`` address.
+        headers: sent with each request, such as ``Authorization``.
+        open: replaces ``urllib.request.urlopen``; the server passes one that refuses private
+            addresses.
+    """
+
+    def __init__(self, base: str, *, headers: dict[str, str], open: Open = default_open) -> None:
+        if not base.startswith(("http://", "https://")):
+            raise TrackerError(f"expected an address with http:// or https://, found {base[:80]!r}")
+        self._base = base.rstrip("/")
+        self._headers = headers
+        self._open = open
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._request("POST", path, json.dumps(body, allow_nan=False).encode())
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._request("GET", path, None)
+
+    def _request(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
+        request = urllib.request.Request(  # noqa: S310 -- see __init__
+            f"{self._base}/{path}",
+            method=method,
+            data=data,
+            headers={"Content-Type": "application/json", **self._headers},
+        )
+        try:
+            with self._open(request, timeout_s=TIMEOUT_S) as response:
+                text = response.read(RESPONSE_LIMIT + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise HttpError(error.code, _detail(error)) from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise TrackerError(f"{self._base} does not answer: {reason}") from None
+        if len(text) > RESPONSE_LIMIT:
+            raise TrackerError(f"{self._base} sent more than {RESPONSE_LIMIT} bytes")
+        try:
+            answer = json.loads(text or b"{}")
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise TrackerError(f"{self._base} sent no JSON object")
+        return answer
+
+
+class HttpError(TrackerError):
+    """The server refused a request."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"status {status}: {detail}" if detail else f"status {status}")
+        self.status = status
+        self.detail = detail
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read(500).decode(errors="replace").strip()
+    except (http.client.HTTPException, OSError):
+        return ""

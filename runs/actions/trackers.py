@@ -1,0 +1,114 @@
+"""Add, change and remove experiment trackers, and mirror runs to them.
+
+Each change of a tracker is in the audit log, each change of a mirror is an event of its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from diloco.trackers.opening import KINDS, Destination
+from runs import audit, outbound
+from runs.credentials.vault import seal, unseal
+from runs.exceptions import ActionRefused
+from runs.models import ExperimentTracker, Run, RunMirror
+from runs.task_queue import enqueue
+from runs.transitions import record_event
+
+NAME_LENGTH = 80
+
+
+def save_tracker(
+    name: str,
+    destination: Destination,
+    *,
+    secrets: Mapping[str, str],
+    actor: User,
+    tracker: ExperimentTracker | None = None,
+    enabled: bool = True,
+) -> ExperimentTracker:
+    """Create a tracker, or change ``tracker``.
+
+    An empty secret keeps the stored one. Raises ``ValueError`` with what to enter.
+    """
+    name = name.strip()
+    if not 1 <= len(name) <= NAME_LENGTH:
+        raise ValueError(f"Name: enter 1 to {NAME_LENGTH} characters, found {len(name)}")
+    kind = KINDS[destination.kind]
+    if unknown := sorted(set(secrets) - set(kind.secrets)):
+        raise ValueError(f"{kind.label} uses no {unknown[0]}")
+    if destination.server and kind.name != "tensorboard":
+        outbound.check_url(destination.server)
+    row = tracker or ExperimentTracker(created_by=actor, created_at=timezone.now())
+    others = ExperimentTracker.objects.exclude(pk=row.pk or 0)
+    if others.filter(name=name).exists():
+        raise ValueError(f"Name: enter another one; a tracker is already named {name}")
+    stored = unseal(row.sealed, name=f"tracker {name}") if row.sealed else {}
+    kept = {key: stored[key] for key in kind.secrets if key in stored}
+    values = kept | {key: value.strip() for key, value in secrets.items() if value.strip()}
+    row.name, row.enabled, row.kind = name, enabled, destination.kind
+    row.server, row.project = destination.server.strip(), destination.project.strip()
+    row.sealed = seal(values) if values else ""
+    with transaction.atomic():
+        row.save()
+        audit.record(
+            "tracker.changed" if tracker else "tracker.added",
+            actor=actor,
+            target=f"tracker {name}",
+            detail=f"{kind.label} {row.server} {row.project}".strip(),
+        )
+    return row
+
+
+def delete_tracker(tracker: ExperimentTracker, *, actor: User) -> None:
+    """Delete a tracker and its mirrors. The tracker itself keeps what it received."""
+    with transaction.atomic():
+        audit.record("tracker.deleted", actor=actor, target=f"tracker {tracker.name}")
+        tracker.delete()
+
+
+def mirror_run(run: Run, name: str, *, actor: User) -> bool:
+    """Mirror the run to the tracker from its first point on, or go on if it was stopped.
+
+    False if it is mirrored already. Raises :class:`ActionRefused` for an unknown tracker.
+    """
+    enabled = ExperimentTracker.objects.filter(enabled=True)
+    tracker = enabled.filter(name=name).first()
+    if tracker is None:
+        known = ", ".join(enabled.values_list("name", flat=True)) or "none yet"
+        raise ActionRefused(f"expected a tracker ({known}), found {name[:80]!r}")
+    now = timezone.now()
+    stopped = RunMirror.objects.filter(run=run, tracker=tracker, state=RunMirror.State.STOPPED)
+    with transaction.atomic():
+        changed = bool(stopped.update(state=RunMirror.State.ACTIVE, next_at=now, failures=0))
+        if not changed:
+            changed = _create(run, tracker)
+        if changed:
+            message = f"metrics are mirrored to {tracker}"
+            record_event(run, "mirror", message, actor=actor)
+            enqueue("mirrors_due")
+    return changed
+
+
+def _create(run: Run, tracker: ExperimentTracker) -> bool:
+    now = timezone.now()
+    try:
+        with transaction.atomic():
+            RunMirror.objects.create(run=run, tracker=tracker, next_at=now, created_at=now)
+    except IntegrityError:
+        return False
+    return True
+
+
+def stop_mirror(run: Run, name: str, *, actor: User) -> bool:
+    """Deliver no further points. False if the run is not mirrored to the tracker now."""
+    active = RunMirror.objects.filter(run=run, tracker__name=name, state=RunMirror.State.ACTIVE)
+    with transaction.atomic():
+        stopped = bool(active.update(state=RunMirror.State.STOPPED))
+        if stopped:
+            record_event(run, "mirror", f"metrics are no longer mirrored to {name}", actor=actor)
+    return stopped

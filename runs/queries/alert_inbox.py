@@ -1,0 +1,137 @@
+"""Alerts of all runs, as the bell and the page of alerts show them.
+
+The alerts *firing* are open. The *recent* ones are all, by the time at which they last opened. An
+alert is unread by a user if it opened after the user last read the alerts, and is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import DateTimeField, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
+
+from archipelago import frame_rows
+from runs.alerts.rules import KINDS
+from runs.json_values import row_of
+from runs.models import Alert, AlertsRead
+from runs.permissions import can_view
+
+PAGE = 50
+MOST_UNREAD = 100
+"""Unread alerts that are counted: the bell shows ``99+``."""
+PLACE = r"^[0-9]{1,17}_[0-9]{1,18}$"
+"""Position of a page: microseconds since 1970 and the id of an alert."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertFilter:
+    """Filters of alerts; an empty one matches every alert."""
+
+    firing: bool = False
+    kind: str = ""
+    run: str = ""
+    """The id of a run."""
+    owner: str = ""
+
+    def but(self, **changes: Any) -> AlertFilter:
+        return replace(self, **changes)
+
+    def condition(self) -> Q:
+        wanted = Q(closed_at__isnull=True) if self.firing else Q()
+        names = {"kind": self.kind, "run_id": self.run, "run__owner__username": self.owner}
+        return wanted & Q(**{column: value for column, value in names.items() if value})
+
+
+def alerts_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Alert]:
+    """The alerts that a user can view: of every run."""
+    return Alert.objects.all() if can_view(user) else Alert.objects.none()
+
+
+def page(
+    user: AbstractBaseUser | AnonymousUser,
+    chosen: AlertFilter,
+    *,
+    before: str = "",
+    limit: int = PAGE,
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows of one page, the newest first, and the position of the next ('' on the last).
+
+    A ``before`` that is no position selects the first page. Two queries.
+    """
+    alerts = alerts_for(user).filter(chosen.condition())
+    if re.fullmatch(PLACE, before):
+        microseconds, alert = map(int, before.split("_"))
+        at = datetime.fromtimestamp(min(microseconds, 4_102_444_800_000_000) / 1e6, UTC)
+        alerts = alerts.filter(Q(opened_at__lt=at) | Q(opened_at=at, id__lt=alert))
+    found = list(
+        alerts.select_related("run__owner", "replica", "acknowledged_by").order_by(
+            "-opened_at", "-id"
+        )[: limit + 1]
+    )
+    read_at = read_until(user)
+    after = _place(found[limit - 1]) if len(found) > limit else ""
+    return [_row(alert, read_at) for alert in found[:limit]], after
+
+
+def _place(alert: Alert) -> str:
+    return f"{round(alert.opened_at.timestamp() * 1e6)}_{alert.pk}"
+
+
+def _row(alert: Alert, read_at: datetime | None) -> dict[str, Any]:
+    run = alert.run
+    return row_of(
+        frame_rows.InboxAlert,
+        alert,
+        title=KINDS.get(alert.kind, alert.kind),
+        run=str(run.pk) if run else None,
+        run_name=run.name if run else None,
+        owner=run.owner.get_username() if run else None,
+        replica=alert.replica.number if alert.replica else None,
+        acknowledged_by=alert.acknowledged_by and alert.acknowledged_by.get_username(),
+        unread=_is_unread(alert, read_at),
+    )
+
+
+def _is_unread(alert: Alert, read_at: datetime | None) -> bool:
+    is_new = read_at is None or alert.opened_at > read_at
+    return is_new and alert.acknowledged_at is None
+
+
+def read_until(user: AbstractBaseUser | AnonymousUser) -> datetime | None:
+    """Until when a user has read the alerts; at first until the account was created."""
+    if not isinstance(user, User):
+        return None
+    read = AlertsRead.objects.filter(user=user).values_list("read_at", flat=True).first()
+    return read or user.date_joined
+
+
+def unread(user: AbstractBaseUser | AnonymousUser) -> int:
+    """Unread alerts of a user, at most :data:`MOST_UNREAD`; 0 without a role."""
+    return unread_count(user) if isinstance(user, User) and can_view(user) else 0
+
+
+def unread_count(user: User) -> int:
+    """:func:`unread` for a user who has a role. One query."""
+    read = AlertsRead.objects.filter(user=user).values("read_at")
+    since = Coalesce(Subquery(read), Value(user.date_joined, output_field=DateTimeField()))
+    waiting = Alert.objects.filter(acknowledged_at=None, opened_at__gt=since)
+    return waiting.order_by()[:MOST_UNREAD].count()
+
+
+def counts(user: AbstractBaseUser | AnonymousUser, chosen: AlertFilter) -> dict[str, Any]:
+    """Numbers of the page: alerts that fire, and the kinds that fire under the other filters."""
+    firing = alerts_for(user).filter(chosen.but(firing=True, kind="").condition())
+    kinds = Counter(firing.order_by().values_list("kind", flat=True)[:10_000])
+    return {
+        "firing": sum(kinds.values()),
+        "kinds": [
+            {"kind": kind, "title": KINDS.get(kind, kind), "count": number}
+            for kind, number in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+        ],
+    }

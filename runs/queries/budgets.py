@@ -1,0 +1,169 @@
+"""Spending of the runs of budgets, and rows of budgets.
+
+Sums are computed by the database, except for the jobs that ran when the period began: their cost is
+spread over the time in which it arose, as on :mod:`runs.queries.spend`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import Count, Q, QuerySet, Sum
+
+from archipelago import frame_rows
+from runs.backends.budgets import budgets_of, first_day, is_exceeded, next_day, spent_now
+from runs.json_values import finite, row_of, texts
+from runs.models import Budget, ReplicaAttempt, Run
+from runs.permissions import can_view
+from runs.queries import spend
+from runs.queries.spend import Attempt
+
+STRADDLING = 20_000
+"""Jobs that ran when a period began, of which the newest are read."""
+
+
+@dataclass
+class Spent:
+    usd: float = 0.0
+    unpriced_jobs: int = 0
+
+    def add(self, usd: float, unpriced_jobs: int = 0) -> None:
+        self.usd += usd
+        self.unpriced_jobs += unpriced_jobs
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Spending of a period by owner and by tag."""
+
+    owners: dict[str, Spent] = field(default_factory=dict)
+    tags: dict[str, Spent] = field(default_factory=dict)
+
+    def of(self, budget: Budget) -> Spent:
+        names = self.owners if budget.scope == Budget.Scope.OWNER else self.tags
+        return names.get(budget.name, Spent())
+
+
+def spending_since(first: date, now: datetime) -> Spending:
+    """Spending since the beginning of a day in UTC."""
+    start = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    by_run: dict[uuid.UUID, Spent] = {}
+    for run, usd, unpriced in _within(start):
+        by_run.setdefault(run, Spent()).add(finite(usd) or 0.0, unpriced)
+    for run, spent in _straddling(start, now):
+        by_run.setdefault(run, Spent()).add(spent.usd, spent.unpriced_jobs)
+    _add_traffic(by_run, start, now)
+    return _grouped(by_run)
+
+
+def _billed() -> QuerySet[ReplicaAttempt]:
+    billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
+    return ReplicaAttempt.objects.filter(billed).order_by()
+
+
+def _within(start: datetime) -> Iterable[tuple[uuid.UUID, float | None, int]]:
+    """Run, cost and unpriced jobs of the attempts that were created in the period."""
+    unpriced = Count("pk", filter=Q(price_usd_h=None, started_at__isnull=False))
+    return (
+        _billed()
+        .filter(created_at__gte=start)
+        .values_list("replica__run_id")
+        .annotate(usd=Sum("cost_usd"), unpriced=unpriced)
+    )
+
+
+def _straddling(start: datetime, now: datetime) -> Iterable[tuple[uuid.UUID, Spent]]:
+    """The share of the period in the attempts that were created before it and ran in it."""
+    ran = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
+    attempts = _billed().filter(ran, created_at__lt=start).order_by("-id")
+    for values in attempts.values_list(*spend.COLUMNS)[:STRADDLING].iterator():
+        attempt, spent = Attempt(*values), Spent()
+        for stretch in spend.stretches(attempt, now):
+            share = _share(stretch.start, stretch.end, start, now)
+            if stretch.usd is None:
+                spent.unpriced_jobs = int(share > 0)
+            else:
+                spent.usd += stretch.usd * share
+        yield attempt.run, spent
+
+
+def _share(begin: datetime, end: datetime, start: datetime, now: datetime) -> float:
+    """The part of a time that lies after ``start``."""
+    whole = (end - begin).total_seconds()
+    if whole <= 0:
+        return float(begin >= start)
+    return max((min(end, now) - max(begin, start)).total_seconds(), 0.0) / whole
+
+
+def _add_traffic(by_run: dict[uuid.UUID, Spent], start: datetime, now: datetime) -> None:
+    """Add the estimates of traffic, spread evenly over each run."""
+    recent = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
+    runs = Run.objects.filter(recent, traffic_usd__gt=0, started_at__isnull=False).order_by()
+    for pk, usd, began, ended in runs.values_list("pk", "traffic_usd", "started_at", "ended_at"):
+        share = _share(began or now, ended or now, start, now)
+        by_run.setdefault(pk, Spent()).add((finite(usd) or 0.0) * share)
+
+
+def _grouped(by_run: dict[uuid.UUID, Spent]) -> Spending:
+    result = Spending()
+    ids = list(by_run)
+    for at in range(0, len(ids), spend.RUNS_AT_ONCE):
+        runs = Run.objects.filter(pk__in=ids[at : at + spend.RUNS_AT_ONCE]).order_by()
+        for pk, owner, tags in runs.values_list("pk", "owner__username", "tags"):
+            spent = by_run[pk]
+            result.owners.setdefault(owner, Spent()).add(spent.usd, spent.unpriced_jobs)
+            for tag in dict.fromkeys(texts(tags)):
+                result.tags.setdefault(tag, Spent()).add(spent.usd, spent.unpriced_jobs)
+    return result
+
+
+def budget_rows(
+    user: AbstractBaseUser | AnonymousUser, *, now: datetime, budgets: Iterable[Budget] = ()
+) -> list[dict[str, Any]]:
+    """Rows of all budgets, or of some, the nearest to its amount first."""
+    if not can_view(user):
+        return []
+    return _rows(budgets or Budget.objects.all(), now)
+
+
+def rows_of_owner(user: User, *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the budgets that a new run of a user counts towards. One query."""
+    return _rows(budgets_of(user.pk, ()), now)
+
+
+def rows_of_run(run_id: uuid.UUID, *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the budgets that a run counts towards. Two queries."""
+    found = Run.objects.filter(pk=run_id).values_list("owner_id", "tags").first()
+    return _rows(budgets_of(found[0], texts(found[1])), now) if found else []
+
+
+def _rows(budgets: Iterable[Budget], now: datetime) -> list[dict[str, Any]]:
+    today = now.astimezone(UTC).date()
+    rows = [_row(budget, today) for budget in budgets]
+    return sorted(rows, key=lambda row: (-row["share"], row["scope"], row["name"]))
+
+
+def _row(budget: Budget, today: date) -> dict[str, Any]:
+    spent = spent_now(budget, today)
+    share = spent / budget.amount_usd if budget.amount_usd else 1.0
+    exceeded = is_exceeded(budget, today)
+    last = next_day(budget.period, today) - timedelta(days=1)
+    return row_of(
+        frame_rows.Budget,
+        budget,
+        id=budget.pk,
+        spent_usd=spent,
+        share=share,
+        state="exceeded" if exceeded else "warning" if share >= budget.warn_at else "ok",
+        first=first_day(budget.period, today).isoformat(),
+        last=last.isoformat(),
+    )
+
+
+def find(budget_id: int) -> Budget | None:
+    return Budget.objects.filter(pk=budget_id).first()

@@ -1,0 +1,1 @@
+"""Mirrors the metrics of runs to experiment trackers."""

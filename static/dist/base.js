@@ -1,0 +1,2 @@
+// Made of static/js by `make static`: change that instead.
+import"./chunk-HGMGNB5Y.js";

@@ -1,0 +1,2 @@
+// Made of static/js by `make static`: change that instead.
+import{a as f}from"./chunk-YRVNQFVZ.js";import{da as i,f as t,g as c,u as d}from"./chunk-HGMGNB5Y.js";var m=15e3;function l(){let a=t("[data-spend]"),o=t("[data-part]",a),e=f(o,m,n=>{for(let p of c("[data-fraction]",n))d(p,Number(p.dataset.fraction));let[r,s]=[t(".day-table",o),t(".day-table",n)];r&&s&&(s.open=r.open)});new i({dot:t("[data-conn]"),stream:a.dataset.stream,topic:"list",after:()=>"",onDelta:e.soon,poll:e.now}).start()}l();

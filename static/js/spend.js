@@ -1,0 +1,29 @@
+// Spending. The server renders the sums and draws the chart; they are fetched again when the live
+// stream reports a change of any run, but rarely: costs are stored every few seconds.
+
+import "./base.js";
+import { $, $$, setFraction } from "./lib/dom.js";
+import { Live } from "./lib/live.js";
+import { refreshed } from "./lib/part.js";
+
+const EVERY_MS = 15_000;
+
+function spendPage() {
+  const page = $("[data-spend]");
+  const place = $("[data-part]", page);
+  const part = refreshed(place, EVERY_MS, (content) => {
+    for (const bar of $$("[data-fraction]", content)) setFraction(bar, Number(bar.dataset.fraction));
+    const [shown, next] = [$(".day-table", place), $(".day-table", content)];
+    if (shown && next) next.open = shown.open;
+  });
+  new Live({
+    dot: $("[data-conn]"),
+    stream: page.dataset.stream,
+    topic: "list",
+    after: () => "",
+    onDelta: part.soon,
+    poll: part.now,
+  }).start();
+}
+
+spendPage();

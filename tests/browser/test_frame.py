@@ -1,0 +1,142 @@
+"""The frame of every page: top bar, bell and Ctrl-K; the settings and the API reference."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Window, overflow
+
+pytestmark = pytest.mark.browser
+
+ALERTS = """
+from django.utils import timezone
+from runs.models import Alert, Run
+from runs.live_stream import announce_alerts
+def alert(run, kind, level, message, **columns):
+    now = timezone.now()
+    Alert.objects.create(run=run, kind=kind, level=level, message=message, first_at=now,
+                         opened_at=now, **columns)
+    announce_alerts()
+"""
+
+
+@pytest.fixture(scope="module")
+def alerting(site: Site) -> str:
+    """A run with alerts, and its id."""
+    return site.python(
+        ALERTS
+        + """
+from runs.actions.budgets import save_budget
+from tests.browser import seed_fleet
+owner = seed.user('bella', 'operator')
+run = seed_fleet.mixed(owner)
+Run.objects.filter(pk=run.pk).update(name='Night shift')
+modal = run.pools.filter(backend='modal')
+modal.update(requires_intervention=True, last_error='quota exceeded: 2 x H100')
+alert(run, 'stalled', 'error', 'no round was committed for 9 min')
+third = run.replicas.get(number=3)
+alert(run, 'replica_lost', 'warning', 'replica 3: its job was lost', replica=third)
+alert(run, 'spike', 'warning', 'loss 4.1 in round 7', closed_at=timezone.now())
+admin = seed.user('ada', 'admin')
+save_budget(scope='owner', name='bella', period='week', amount_usd=500.0, actor=admin)
+save_budget(scope='tag', name='paper', period='month', amount_usd=0.0, actor=admin)
+print(run.pk)
+"""
+    ).strip()
+
+
+def open_bell(page: Page) -> None:
+    page.locator("[data-bell]").click()
+    expect(page.get_by_role("dialog", name="Alerts")).to_be_visible()
+
+
+def test_the_bell_counts_shows_and_reads_alerts_without_a_reload(
+    window: Window, site: Site, alerting: str
+) -> None:
+    page = window.open("/planner", user="vera")
+    number = page.locator("[data-bell] [data-n]")
+    page.evaluate("window.kept = true")
+    before = int(number.inner_text() or "0")
+    site.python(
+        ALERTS
+        + f"alert(Run.objects.get(pk='{alerting}'), 'nan', 'error', 'replica 1 reported NaN')"
+    )
+    expect(number).to_have_text(str(before + 1))
+    open_bell(page)
+    panel = page.get_by_role("dialog", name="Alerts")
+    expect(panel).to_contain_text("replica 1 reported NaN")
+    window.shoot(page, "bell", full=False)
+    expect(number).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    assert page.evaluate("window.kept")
+    open_bell(page)
+    panel.get_by_role("link", name="Loss is NaN").click()
+    expect(page).to_have_url(f"{site.url}/runs/{alerting}/")
+
+
+def test_ctrl_k_goes_to_a_run_a_replica_a_page_and_an_action(
+    window: Window, site: Site, alerting: str
+) -> None:
+    page = window.open("/planner", user="bella")
+    for text, url in (
+        ("night", f"/runs/{alerting}/"),
+        ("night 3", f"/runs/{alerting}/replicas/3/"),
+        ("budgets", "/settings/budgets"),
+        ("stop night", f"/runs/{alerting}/do/stop"),
+    ):
+        page.keyboard.press("Control+k")
+        box = page.get_by_role("combobox", name="Run, replica, page or action")
+        expect(box).to_be_focused()
+        box.fill(text)
+        expect(page.locator(f"[role=option][data-url='{url}']")).to_be_visible()
+        while page.locator("[aria-selected=true]").get_attribute("data-url") != url:
+            page.keyboard.press("ArrowDown")
+        window.shoot(page, "palette", full=False)
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{site.url}{url}")
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
+
+
+SETTINGS = (
+    "tokens",
+    "password",
+    "backends",
+    "budgets",
+    "prices",
+    "credentials",
+    "credentials/new/modal",
+    "webhooks",
+    "people",
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1440, "light"), (1440, "dark"), (1280, "light"), (390, "light"), (390, "dark")],
+)
+def test_nothing_overflows(window: Window, alerting: str, width: int, scheme: str) -> None:
+    page = window.open("/alerts", user="ada", width=width, scheme=scheme)
+    for path in (
+        *(f"settings/{name}" for name in SETTINGS),
+        "alerts",
+        "search?q=night",
+        "api/docs",
+    ):
+        page.goto(f"/{path}")
+        window.shoot(
+            page,
+            f"{path.replace('/', '-').split('?')[0]}-{width}-{scheme}",
+            full=path != "api/docs",
+        )
+        assert overflow(page) <= 0, path
+
+
+def test_on_a_phone_the_pages_are_in_a_menu(window: Window, alerting: str) -> None:
+    page = window.open("/alerts", user="vera", width=390)
+    expect(page.locator(".topnav")).to_be_hidden()
+    page.locator(".topmenu > summary").click()
+    window.shoot(page, "topmenu-390", full=False)
+    page.locator(".topmenu").get_by_role("link", name="Spend").click()
+    expect(page.get_by_role("heading", name="Spend", level=1)).to_be_visible()
