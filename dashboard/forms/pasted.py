@@ -6,6 +6,7 @@ what no field can show, such as an unknown name, is reported beside the document
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,11 +19,11 @@ from dashboard.forms.huggingface import HF
 from dashboard.forms.pools import ROWS, PoolForm
 from dashboard.forms.run import DERIVED, FIELDS, GPT, RunForm
 from diloco.protocol.settings import GroupSettings, setting_fields
-from diloco.protocol.workload import STDLIB
+from diloco.protocol.workload import SHARDS, STDLIB, WORKLOADS, ByteGPTWorkload
 from executors.base import Problem
 from runs.exceptions import InvalidRun
 from runs.queries import named
-from runs.submit.run_draft import PoolDraft
+from runs.submit.run_draft import PoolDraft, RunDraft
 
 _SECONDS = ("time_limit_s", "start_timeout_s")
 _PLAIN = ("name", "rendezvous", "budget_usd", "max_restarts", "over_budget")
@@ -40,6 +41,10 @@ _KNOWN = (
 _POOL = tuple(PoolDraft.__dataclass_fields__)
 
 MOST_PROBLEMS = 20
+OMITTED = RunDraft(
+    name="", settings=GroupSettings(), workload=ByteGPTWorkload(), pools=(PoolDraft(),)
+)
+"""The values that a document has where it omits them."""
 
 
 def posted(form: RunForm) -> dict[str, Any]:
@@ -70,8 +75,7 @@ def fill(
     for name in _SECONDS:
         if name in document:
             values[name] = _duration(document[name])
-    with problems:
-        values |= _settings(document, problems)
+    values |= _settings(document, problems)
     values |= _workload(document, problems)
     pools = _list(document, "pools", problems)
     if not pools:
@@ -138,7 +142,7 @@ def _settings(document: Mapping[str, Any], problems: _Problems) -> dict[str, Any
         values["start"] = starts[together]
     else:
         expected = f"0, the quorum ({quorum}) or all {total} replicas"
-        raise InvalidRun("settings.start_replicas", f"expected {expected}, found {together!r}")
+        problems.add("settings.start_replicas", f"expected {expected}, found {_text(together)}")
     return values
 
 
@@ -150,21 +154,26 @@ def _workload(document: Mapping[str, Any], problems: _Problems) -> dict[str, Any
         expected = ", ".join(sorted(FIELDS))
         problems.add("workload.kind", f"expected one of {expected}, found {kind!r}")
         return {}
-    names = {name for name in fields if name not in ("data_source", "archive_sha256")} | {"kind"}
-    problems.unknown("workload", workload, names)
-    values = {name: _text(workload[name]) for name in names & set(workload) - {"kind", "archive"}}
+    known = {field.name for field in dataclasses.fields(WORKLOADS[kind])}
+    problems.unknown("workload", workload, {*known, "kind"})
+    values = {name: _text(workload[name]) for name in set(fields) & set(workload) - {"archive"}}
     if kind == CUSTOM:
         values["archive_sha256"] = _text(workload.get("archive", ""))
         if isinstance(lines := workload.get("requirements"), list):
             values["requirements"] = "\n".join(map(_text, lines))
     if kind in (GPT, HF):
-        data = _text(workload.get("data", STDLIB))
-        values |= (
-            {"data_source": "stdlib", "data": ""}
-            if data == STDLIB
-            else {"data_source": "uri", "data": data}
-        )
+        values |= _data(workload)
     return values | {"workload": kind}
+
+
+def _data(workload: Mapping[str, Any]) -> dict[str, str]:
+    """The source of the data, which the form chooses before its URI."""
+    data = _text(workload.get("data", STDLIB))
+    if workload.get("data_format") == SHARDS:
+        return {"data_source": "shards", "data": data, "data_format": "auto"}
+    if data == STDLIB:
+        return {"data_source": "stdlib", "data": ""}
+    return {"data_source": "uri", "data": data}
 
 
 def _pool(pool: Any, index: int, problems: _Problems) -> dict[str, Any]:

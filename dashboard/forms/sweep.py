@@ -52,13 +52,13 @@ class SweepForm(forms.Form):
     def sweep_of(self, draft: RunDraft) -> SweepDraft | None:
         """The sweep of a valid form; None for one run. Raises :class:`InvalidRun`."""
         values: dict[str, Any] = self.cleaned_data
-        pairs = parse_lines(values["sweep"])
+        pairs = parse_lines(values.get("sweep", ""))  # it is missing after an error
         if not pairs:
             return None
         return SweepDraft(
             draft=draft,
             parameters=parameters_of(pairs, draft),
-            metric=values["sweep_metric"] or DEFAULT_METRIC,
-            parallel=values["sweep_parallel"] or 0,
-            budget_usd=values["sweep_budget_usd"] or 0.0,
+            metric=values.get("sweep_metric") or DEFAULT_METRIC,
+            parallel=values.get("sweep_parallel") or 0,
+            budget_usd=values.get("sweep_budget_usd") or 0.0,
         )

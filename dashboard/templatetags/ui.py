@@ -55,7 +55,7 @@ def age(value: str | datetime.datetime | None) -> str:
 
 
 NAVIGATION = (
-    ("Runs", "runs", ("run", "runs", "replica", "pool")),
+    ("Runs", "runs", ("run", "runs", "replica", "pool", "sweep", "sweeps")),
     ("Fleet", "fleet", ("fleet",)),
     ("Compare", "compare", ("compare",)),
     ("Boards", "boards", ("board", "boards")),

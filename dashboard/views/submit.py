@@ -23,7 +23,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.api.document_text import read_document
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
-from dashboard.forms.pasted import fill, posted
+from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
@@ -171,7 +171,7 @@ def _pasted(form: RunForm) -> tuple[RunForm, RunDraft | None]:
         form.forget_errors()
         form.show_errors({"document": [str(error)]})
         return form, None
-    defaults = posted(RunForm(initial=initial_from(run_draft.local_demo()), choices=form.choices))
+    defaults = posted(RunForm(initial=initial_from(OMITTED), choices=form.choices))
     values, problems = fill(document, defaults)
     values["submit_key"] = form.data.get("submit_key", "")
     filled = RunForm(values, choices=form.choices)

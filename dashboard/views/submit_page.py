@@ -92,10 +92,10 @@ def _sweep_arguments(form: RunForm) -> list[str]:
         if line.strip() and not line.lstrip().startswith("#")
         for word in ("--over", line.strip())
     ]
-    if values["sweep_parallel"]:
-        words += ["--parallel", str(values["sweep_parallel"])]
-    if values["sweep_budget_usd"]:
-        words += ["--budget", formats.exact(values["sweep_budget_usd"])]
+    if values.get("sweep_parallel"):
+        words += ["--parallel", str(values.get("sweep_parallel"))]
+    if values.get("sweep_budget_usd"):
+        words += ["--budget", formats.exact(values.get("sweep_budget_usd"))]
     return words
 
 
@@ -150,6 +150,7 @@ def page(
         "sections": _sections(form),
         "open": _open(form, errors, is_clone=origin is not None),
         "cloned": origin,
+        "is_pasted": "paste" in request.POST,
         "often": [form[name] for name in OFTEN_CHANGED],
         "sizes": [{"name": name, "shape": shape} for name, shape in GPT_SIZES.items()],
         "preview": shown,

@@ -11,6 +11,7 @@ const EVERY_MS = 3000;
 function sweepPage() {
   const page = $("[data-sweep-page]");
   const part = refreshed($("[data-part]", page), EVERY_MS);
+  page.addEventListener("change", (event) => event.target.closest("[data-rank]")?.submit());
   new Live({
     dot: $("[data-conn]"),
     stream: page.dataset.stream,

@@ -27,9 +27,15 @@ def open_section(page: Page, name: str) -> None:
 
 def test_again_with_another_learning_rate_takes_three_clicks(window: Window, site: Site) -> None:
     run = site.seed("name='To repeat', replicas=1")
+    site.python(
+        "from django.conf import settings\nfrom runs.models import Run\n"
+        f"Run.objects.filter(pk={run!r})"
+        f".update(rendezvous=settings.DEFAULT_RENDEZVOUS.rstrip('/') + '/{run}')"
+    )
     click = Clicks()
     page = window.open(f"/runs/{run}/")
-    click(page.get_by_role("link", name="Clone").first)
+    click(page.get_by_text("More", exact=True).first)
+    click(page.get_by_role("link", name="Clone"))
     expect(page.get_by_role("heading", level=1)).to_have_text("Clone of To repeat")
     search = page.get_by_label("Search settings")
     expect(search).to_be_focused()
@@ -43,7 +49,8 @@ def test_again_with_another_learning_rate_takes_three_clicks(window: Window, sit
     rate = page.get_by_label("Inner learning rate")
     expect(rate).to_be_visible()
     expect(page.get_by_label("Batch size")).to_be_hidden()
-    click(rate)
+    page.keyboard.press("Enter")
+    expect(rate).to_be_focused()
     page.keyboard.press("Control+a")
     page.keyboard.type("0.00123")
     changes = page.locator("[data-changes]")
@@ -65,7 +72,7 @@ def test_again_with_another_learning_rate_takes_three_clicks(window: Window, sit
 def test_a_pasted_document_fills_the_form_with_errors_at_their_fields(window: Window) -> None:
     page = window.open("/runs/new")
     open_section(page, "Source")
-    page.get_by_label("Document").fill(
+    page.get_by_label("Document", exact=True).fill(
         "name: From YAML\nsettings:\n  sync_every: 0\n  nothing: 1\npools:\n  - count: 2\n"
     )
     page.get_by_role("button", name="Fill in from the document").click()
@@ -82,6 +89,7 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     page.get_by_label("Name", exact=True).fill("Rates")
     open_section(page, "Sweep")
     page.get_by_label("Values", exact=True).fill("inner_lr = 1e-4..1e-2 x3 log\nnothing = 1")
+    page.keyboard.press("Tab")
     expect(page.locator("#id_sweep_error")).to_contain_text("expected a group setting")
     page.get_by_label("Values", exact=True).fill("inner_lr = 1e-4..1e-2 x3 log")
     page.get_by_label("Runs at a time").fill("1")
