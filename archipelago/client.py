@@ -276,17 +276,17 @@ class Client(FrameClient):
         is sent, so that a retry after a lost response creates no second run.
         """
         headers = {"Idempotency-Key": key or secrets.token_urlsafe(24)}
-        return Run.of(self._send("/runs", document, headers=headers))
+        return Run.of(self._send_document("/runs", document, headers=headers))
 
     def plan(self, document: Mapping[str, Any] | str, *, ask: bool = True) -> dict[str, Any]:
         """``estimate`` and ``problems`` of a document; nothing is started. ``ask=False`` skips the
         checks that call backends and the bucket."""
-        plan: dict[str, Any] = self._send(
+        plan: dict[str, Any] = self._send_document(
             "/plan", document, query={"ask": "true" if ask else "false"}
         )
         return plan
 
-    def _send(
+    def _send_document(
         self,
         path: str,
         document: Mapping[str, Any] | str,

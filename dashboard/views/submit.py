@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import uuid
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -146,7 +147,7 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         form.forget_errors()
         form.show_errors(errors)
     elif "paste" in request.POST:
-        form, draft = _pasted(form)
+        form, draft = _pasted(form, request.POST)
         return page(request, form, draft, status=200)
     elif submit_source.searched(request.POST.dict()):
         pass  # the page searches the source lists
@@ -161,10 +162,10 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     return page(request, form, None, tested=tested, status=200)
 
 
-def _pasted(form: RunForm) -> tuple[RunForm, RunDraft | None]:
+def _pasted(form: RunForm, sent: Mapping[str, Any]) -> tuple[RunForm, RunDraft | None]:
     """The form filled in from the posted document, with its errors; the form as it was, with an
     error at the document, if that cannot be read."""
-    text = form.data.get("document", "")
+    text = sent.get("document", "")
     try:
         document = read_document(text)
     except ValueError as error:
@@ -173,13 +174,14 @@ def _pasted(form: RunForm) -> tuple[RunForm, RunDraft | None]:
         return form, None
     defaults = posted(RunForm(initial=initial_from(OMITTED), choices=form.choices))
     values, problems = fill(document, defaults)
-    values["submit_key"] = form.data.get("submit_key", "")
+    values["submit_key"] = sent.get("submit_key", "")
+    if problems:
+        values["document"] = text
     filled = RunForm(values, choices=form.choices)
     draft = filled.draft()
     if problems:
         found = [f"{each.field}: {each.message}" for each in problems]
         filled.show_errors({"document": found})
-        filled.data["document"] = text
     return filled, draft
 
 

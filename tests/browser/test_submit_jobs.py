@@ -105,7 +105,7 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     site.python(
         "from runs.models import Run\n"
         "for index, loss in enumerate((3.5, 2.25, 2.75)):\n"
-        "    Run.objects.filter(name__startswith='Rates ', sweep_index=index).update(eval_loss=loss)"
+        "    Run.objects.filter(sweep__name='Rates', sweep_index=index).update(eval_loss=loss)"
     )
     page.reload()
     expect(rows.first).to_contain_text("2.25")
