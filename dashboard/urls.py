@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import path
@@ -37,6 +38,7 @@ from dashboard.views import (
     settings_trackers,
     settings_webhooks,
     spend,
+    styleguide,
     submit,
     sweeps,
     theme,
@@ -199,5 +201,8 @@ urlpatterns = [
     path("metrics", health.metrics, name="metrics"),
     path("admin/", admin.site.urls),
 ]
+
+if settings.DEBUG:
+    urlpatterns.append(path("styleguide", styleguide.styleguide, name="styleguide"))
 
 handler500 = "dashboard.views.errors.internal_error"

@@ -1,6 +1,6 @@
 """State badges: an icon, a word and a colour. The colour never carries the meaning alone.
 
-The table is a file that ``static/js/lib/states.js`` reads too.
+The tables are files that the scripts of the pages read too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ class StateLook:
     tone: str
 
 
+_TABLES = settings.BASE_DIR / "static/js/lib"
+
 LOOKS: dict[str, tuple[str, str]] = {
     state: (icon, tone)
-    for state, (icon, tone) in json.loads(
-        (settings.BASE_DIR / "static/js/lib/looks.json").read_text()
-    ).items()
+    for state, (icon, tone) in json.loads((_TABLES / "looks.json").read_text()).items()
 }
 """State -> (icon, tone). Runs, replicas, rounds and contributions share one table, because a state
 name means the same for all of them."""
+
+BREAKERS: dict[str, tuple[str, str, str]] = {
+    state: (icon, tone, label)
+    for state, (icon, tone, label) in json.loads((_TABLES / "breakers.json").read_text()).items()
+}
+"""State of a pool's circuit breaker, or why it launches nothing -> (icon, tone, label)."""
 
 
 def look(state: str) -> StateLook:

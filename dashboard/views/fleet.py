@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.presentation.badges import BREAKERS
 from dashboard.views.access import reader
 from executors.registry import BACKENDS
 from runs.backends import health, storage_health
@@ -27,16 +28,6 @@ CHOICES = 200
 """Values that a filter offers."""
 TROUBLES = 20
 """Pools with trouble, and orphaned jobs, that the page shows."""
-TROUBLE = {
-    "failing": ("degraded", "warning", "Failing"),
-    "open": ("paused", "warning", "Paused after failures"),
-    "half_open": ("syncing", "warning", "Retrying"),
-    "action_required": ("user", "failed", "Action required"),
-    "price_limit": ("paused", "warning", "Above price limit"),
-    "budget": ("paused", "warning", "Budget is spent"),
-    "waiting": ("queued", "warning", "Waiting"),
-}
-"""State of a pool with trouble -> icon, tone and word; ``static/js/run/pools.js`` has the same."""
 
 
 @require_safe
@@ -61,7 +52,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
             for row in live_jobs.by_backend(counted, chosen)
         ],
         "filters": [_filter(counted, chosen, name) for name in ("backend", "owner", "state")],
-        "pools": [{**row, "look": TROUBLE[row["state"]]} for row in pools],
+        "pools": [{**row, "look": BREAKERS[row["state"]]} for row in pools],
         "more_pools": more_pools,
         "orphans": orphans,
         "more_orphans": more_orphans,

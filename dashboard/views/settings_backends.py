@@ -8,14 +8,12 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from dashboard.presentation.badges import BREAKERS
 from dashboard.views.access import reader
-from dashboard.views.fleet import TROUBLE
 from dashboard.views.settings_access import administrator, is_administrator
 from executors.registry import BACKENDS
 from runs.actions import backends as actions
 from runs.queries import settings_rows
-
-LOOKS = {**TROUBLE, "healthy": ("succeeded", "succeeded", "Healthy")}
 
 
 @require_safe
@@ -30,7 +28,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def backends(request: HttpRequest) -> HttpResponse:
     reader(request)
-    rows = [{**row, "look": LOOKS[row["state"]]} for row in settings_rows.backend_rows()]
+    rows = [{**row, "look": BREAKERS[row["state"]]} for row in settings_rows.backend_rows()]
     used = {row["backend"] for row in rows}
     context = {
         "rows": rows,

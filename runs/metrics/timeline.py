@@ -105,7 +105,7 @@ class RoundBatch:
     @classmethod
     def of(cls, strips: Strips) -> RoundBatch:
         timing = strips.timings
-        started = np.ascontiguousarray(timing["started"].T)
+        started = np.array(timing["started"].T, order="C")  # a copy: the strips are read-only
         phases = np.ascontiguousarray(timing["phases"].transpose(2, 1, 0), dtype=np.float64)
         started[phases.sum(axis=0) <= 0] = 0
         return cls(

@@ -23,6 +23,8 @@ _JSON: Mapping[str, tuple[type, ...]] = {
     "notify": (list,),
 }
 """Types of JSON columns that are not None."""
+REASON_LIMIT = 500
+"""Characters of a reason that names a wrong column."""
 
 
 def columns(model: type[models.Model], body: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -53,6 +55,8 @@ def _value(model: type[models.Model], name: str, given: Any) -> Any:
             raise ValidationError("expected a value, found none")
     except ValidationError as error:
         reason = "; ".join(error.messages)
+        if len(reason) > REASON_LIMIT:  # it quotes the value
+            reason = f"expected {type(column).__name__}, found {abridged(given)}"
     except (TypeError, ValueError, OverflowError):
         reason = f"expected {type(column).__name__}, found {abridged(given)}"
     else:

@@ -46,8 +46,7 @@ RUN_TABS = (
     "system",
     "checkpoints",
     "settings",
-    "events",
-    "alerts",
+    "activity",
 )
 SCREENS = {
     "runs": "/",
@@ -289,7 +288,7 @@ def test_users_end_to_end(window: Window, site: Site) -> None:
 def test_alert_appears_live_and_is_acknowledged(window: Window, site: Site) -> None:
     run = site.seed("name='With alerts'")
     page = window.open(f"/runs/{run}/?tab=activity&source=alert")
-    page.get_by_text("No alerts.").wait_for()
+    page.get_by_text("No matching activity.").wait_for()
     page.locator("[data-conn][data-state=live]").wait_for()
     site.python("\n".join(ALERTS).format(run=run))
     header = site.python(
@@ -355,6 +354,7 @@ PAGE_TEMPLATES = {
     "500.html",
     "error.html",
     "solo.html",
+    "styleguide/styleguide.html",  # test_styleguide.py
     "auth/setup.html",  # test_first_start.py
     "storage_trouble.html",  # the error page with another text: test_storage_errors.py
 }

@@ -9,7 +9,9 @@ from tests.browser.conftest import Site, Window, overflow
 
 pytestmark = pytest.mark.browser
 
-OLGA = "from tests.browser.seed_prices import priced\nolga = seed.user('olga', 'operator')\n"
+OLGA = (
+    "from tests.browser.seed_prices import priced, unpriced\nolga = seed.user('olga', 'operator')\n"
+)
 LONG = "H 80 with a very long name that the table truncates"
 
 
@@ -20,7 +22,7 @@ def three(site: Site) -> str:
         "priced(seed.run(olga, name='H 40, as last week', state='succeeded', committed=20), 3.9),"
         f"priced(seed.run(olga, name={LONG!r}, state='succeeded', committed=14, sync_every=80,"
         "seed=2), 2.5),"
-        "seed.run(olga, name='Local', replicas=2, committed=9, seed=3))))"
+        "unpriced(seed.run(olga, name='Local', replicas=2, committed=9, seed=3)))))"
     )
 
 

@@ -93,7 +93,7 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     window.shoot(page, "end-to-end-checkpoints")
     page.get_by_role("link", name="Replicas", exact=True).click()
     page.get_by_role("link", name="Replica 1").last.click()
-    expect(page.locator("svg.strip")).to_be_visible()
+    expect(page.locator("svg.phase-strip")).to_be_visible()
     expect(page.locator('[data-plot="step_s"] [data-id="r1"] output')).to_contain_text("s")
     window.shoot(page, "end-to-end-replica")
     page.go_back()

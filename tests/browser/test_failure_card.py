@@ -50,8 +50,10 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     overview = page.locator('[data-panel="overview"]').inner_text()
     assert overview.count("Last State: Terminated") == 1
     window.shoot(page, "failure-1440", full=False)
-    page.get_by_role("link", name="Events", exact=True).click()
-    texts = page.locator('[data-panel="activity"] .activity-what').all_inner_texts()
+    page.get_by_role("link", name="Activity", exact=True).click()
+    rows = page.locator('[data-panel="activity"] .activity-what')
+    expect(rows.filter(has_text="24Gi")).not_to_have_count(0)
+    texts = rows.all_inner_texts()
     assert sum("24Gi\nLast State: Terminated" in text for text in texts) == 2
     page.go_back()
     card.get_by_role("link", name="Open log").click()

@@ -231,15 +231,15 @@ def test_address_keeps_axis_smoothing_and_tab(window: Window, demo: str) -> None
     is_live(page)
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_role("slider", name="Smoothing").fill("0.5")
-    page.locator('[data-plot="loss"] [data-id="r1"]').click()
+    page.locator('[data-plot="loss"] [data-id="band"]').click()
     assert "x=tokens" in page.url
     assert "smooth=0.5" in page.url
-    assert "hide=loss.r1" in page.url
+    assert "hide=loss.band" in page.url
     page.reload()
     expect(page.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )
-    expect(page.locator('[data-plot="loss"] [data-id="r1"]')).to_have_attribute(
+    expect(page.locator('[data-plot="loss"] [data-id="band"]')).to_have_attribute(
         "aria-pressed", "false"
     )
     expect(page.get_by_role("slider", name="Smoothing")).to_have_value("0.5")

@@ -74,7 +74,7 @@ def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
     )
     rounds = page.locator("table", has=page.locator("caption", has_text="The newest rounds"))
     expect(rounds.get_by_role("row")).to_have_count(14)
-    expect(page.locator("svg.strip")).to_have_attribute("aria-label", re.compile("compute"))
+    expect(page.locator("svg.phase-strip")).to_have_attribute("aria-label", re.compile("compute"))
     job = page.get_by_role("link", name="-0-3")
     expect(job).to_have_attribute("href", re.compile("^https://modal.com/id/"))
     rounds.get_by_role("link", name="12", exact=True).click()

@@ -248,7 +248,7 @@ def test_keyboard_shortcuts(window: Window, runs: list[str]) -> None:
     expect(page.locator(".tabs a[aria-current]")).to_have_text("Rounds")
     page.keyboard.press("[")
     page.keyboard.press("[")
-    expect(page.locator(".tabs a[aria-current]")).to_contain_text("Alerts")
+    expect(page.locator(".tabs a[aria-current]")).to_contain_text("Activity")
     page.goto("/planner")
     page.keyboard.press("/")
     expect(page.get_by_label("Find runs")).to_be_focused()

@@ -51,10 +51,10 @@ def test_launch_of_the_narrow_bar_submits_the_form(window: Window) -> None:
 
 
 def user_menu(page: Page) -> dict[str, Any]:
-    page.locator(".topbar .menu > summary").click()
+    page.locator(".topbar .menu:not(.topmenu) > summary").click()
     style: dict[str, Any] = page.evaluate(
         """() => {
-            const menu = document.querySelector(".topbar .menu > summary");
+            const menu = document.querySelector(".topbar .menu:not(.topmenu) > summary");
             const [text, icon] = [getComputedStyle(menu), getComputedStyle(menu.lastElementChild
                 .previousElementSibling)];
             return {
@@ -69,6 +69,6 @@ def user_menu(page: Page) -> dict[str, Any]:
 def test_the_user_menu_looks_the_same_on_every_page(window: Window, site: Site) -> None:
     run = site.seed("name='Frame', committed=1")
     expected = user_menu(window.open("/", user="admin"))
-    paths = ("/runs/new", f"/runs/{run}", f"/compare?ids={run}", "/planner", "/users")
+    paths = ("/runs/new", f"/runs/{run}", f"/compare?ids={run}", "/planner", "/settings/people")
     looks = {path: user_menu(window.open(path, user="admin")) for path in paths}
     assert looks == dict.fromkeys(paths, expected)

@@ -38,7 +38,7 @@ def test_curves_of_replicas_and_their_range(window: Window, site: Site) -> None:
 
 
 def test_arrow_keys_read_a_chart(window: Window, site: Site) -> None:
-    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system")
+    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system&replicas=0")
     plot = page.locator('[data-plot="cpu"]')
     expect(plot.locator("canvas").first).to_be_visible()
     plot.locator("[data-chart]").press("ArrowRight")

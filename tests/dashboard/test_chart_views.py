@@ -211,6 +211,13 @@ def test_the_timeline_has_the_bars_of_its_window(client: Client, run: Run) -> No
     assert whole["counted"] == 11
 
 
+def test_the_first_round_of_a_single_replica_has_a_bar(client: Client) -> None:
+    run = seed.run(seed.user("olga", "operator"), replicas=1, committed=1, total_rounds=20)
+    Round.objects.filter(run=run, number__gt=1).delete()
+    bars = ask(client, run, "run-timeline")["bars"]
+    assert (bars["number"], bars["replica"]) == ([1], [0])
+
+
 def test_many_bars_are_a_raster(client: Client, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_BARS", 20)
     body = ask(client, run, "run-timeline", columns=90)

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from runs.models import Run
 from runs.queries.comparison import MOST
 from tests.browser import seed
+from tests.browser.seed_prices import unpriced
 from tests.dashboard.page_harness import client_for, make_runs
 
 pytestmark = pytest.mark.django_db
@@ -127,7 +128,7 @@ def test_csv_escapes_column_names(client: Client, operator_user: Any) -> None:
 def test_csv_has_measures_changes_and_differing_settings(
     client: Client, operator_user: Any
 ) -> None:
-    one = seed.run(operator_user, name="=cmd()", committed=2, replicas=1, sync_every=40)
+    one = unpriced(seed.run(operator_user, name="=cmd()", committed=2, replicas=1, sync_every=40))
     two = seed.run(operator_user, name="two", committed=2, replicas=1, sync_every=80)
     Run.objects.filter(pk=one.pk).update(eval_loss=3.0)
     Run.objects.filter(pk=two.pk).update(eval_loss=2.5)
@@ -144,6 +145,7 @@ def test_csv_has_measures_changes_and_differing_settings(
 
 def test_curves_are_sent_as_columns(client: Client, operator_user: Any) -> None:
     (run,) = make_runs(operator_user, 1, committed=3)
+    unpriced(run)
     result = {
         c["series"]: c for c in client.get("/compare.json", {"ids": ids(run)}).json()["curves"]
     }

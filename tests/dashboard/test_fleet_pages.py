@@ -175,7 +175,7 @@ def test_the_number_of_queries_of_the_page_is_constant(
     # Session, user, role twice (view, operate), the run, the replica, its jobs, its attempts, and
     # the role in the menu; rounds, its part in them twice, its log tail twice; the state of ingest,
     # and quarantined records.
-    with django_assert_num_queries(17):
+    with django_assert_num_queries(20):
         client.get(url("replica", run, 3))
 
 

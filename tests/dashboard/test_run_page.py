@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from diloco.protocol.settings import setting_fields
 from runs.models import Event, LogLine, ReplicaAttempt, Run
 from runs.queries import selectors
-from tests.browser import seed, seed_fleet
+from tests.browser import seed
+from tests.browser.seed_prices import unpriced
 
 pytestmark = pytest.mark.django_db
 
@@ -76,9 +76,7 @@ def test_snapshot_is_compressed(client: Client, run: Run) -> None:
 
 def test_cost_without_javascript_is_that_of_the_list(client: Client, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(cost_usd=12.345)
-    seed_fleet.attempts(
-        run.replicas.first(), backend="modal", price=None, earlier=0, now=timezone.now()
-    )
+    unpriced(run)
     for price, shown in ((None, "$12.35 +"), (1.0, "$12.35")):
         ReplicaAttempt.objects.filter(replica__run=run).update(price_usd_h=price)
         cost = re.search(

@@ -39,3 +39,12 @@ def test_other_themes_and_other_sites_are_refused(client: Client) -> None:
     assert choose(client, theme="light", next="https://evil.example/")["Location"] == "/"
     client.cookies["theme"] = '"><script>'
     assert "<script>" not in client.get("/fleet").content.decode().partition("<body")[0][:200]
+
+
+def test_the_administration_has_the_theme_of_the_pages(client: Client) -> None:
+    client.force_login(seed.user("root", "admin"))
+    choose(client, theme="dark", next="/admin/")
+    page = client.get("/admin/").content.decode()
+    assert "theme-dark" in page
+    assert "theme.js" not in page
+    assert page.count('name="theme" value=') == 3

@@ -32,12 +32,12 @@ def test_tokens_of_other_users_are_hidden(owner: Any) -> None:
     token, _ = api_tokens.issue(owner, name="laptop", scopes=["read"])
     for kind in ("stranger", "admin", "viewer"):
         client = client_for(kind, owner)
-        assert "laptop" not in client.get("/account/tokens").content.decode()
-        assert client.post(f"/account/tokens/{token.pk}/revoke").status_code == 404
+        assert "laptop" not in client.get("/settings/tokens").content.decode()
+        assert client.post(f"/settings/tokens/{token.pk}/revoke").status_code == 404
     anonymous = Client()
     for response in (
-        anonymous.get("/account/tokens"),
-        anonymous.post(f"/account/tokens/{token.pk}/revoke"),
+        anonymous.get("/settings/tokens"),
+        anonymous.post(f"/settings/tokens/{token.pk}/revoke"),
     ):
         assert response.status_code == 302
         assert response["Location"].startswith("/login")
@@ -46,7 +46,7 @@ def test_tokens_of_other_users_are_hidden(owner: Any) -> None:
 
 def test_a_token_is_shown_once_and_stored_as_a_hash(owner: Any) -> None:
     client = client_for("owner", owner)
-    response = client.post("/account/tokens", FORM)
+    response = client.post("/settings/tokens", FORM)
     assert response["Cache-Control"].startswith("max-age=0")
     text = text_of(response)
     token = ApiToken.objects.get()
@@ -54,15 +54,15 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(owner: Any) -> None:
     assert token.scopes == ["read", "operate"]
     assert text not in str(ApiToken.objects.values().get())
     assert token.digest == api_tokens.digest_of(text)
-    assert text not in client.get("/account/tokens").content.decode()
+    assert text not in client.get("/settings/tokens").content.decode()
     assert client.get("/api/me", headers={"Authorization": f"Bearer {text}"}).status_code == 200
-    assert "used just now" in client.get("/account/tokens").content.decode()
+    assert "used just now" in client.get("/settings/tokens").content.decode()
 
 
 def test_a_revoked_token_is_rejected(owner: Any) -> None:
     client = client_for("owner", owner)
-    headers = {"Authorization": f"Bearer {text_of(client.post('/account/tokens', FORM))}"}
-    page = client.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke", follow=True)
+    headers = {"Authorization": f"Bearer {text_of(client.post('/settings/tokens', FORM))}"}
+    page = client.post(f"/settings/tokens/{ApiToken.objects.get().pk}/revoke", follow=True)
     assert "Token laptop revoked" in page.content.decode()
     assert Client().get("/api/me", headers=headers).status_code == 401
 
@@ -100,7 +100,7 @@ def test_the_last_use_is_updated_once_a_minute(owner: Any) -> None:
     ],
 )
 def test_errors_are_reported(owner: Any, change: dict[str, str], why: str) -> None:
-    response = client_for("owner", owner).post("/account/tokens", FORM | change)
+    response = client_for("owner", owner).post("/settings/tokens", FORM | change)
     assert response.status_code == 422
     assert why in response.content.decode()
     assert not ApiToken.objects.exists()
@@ -109,8 +109,8 @@ def test_errors_are_reported(owner: Any, change: dict[str, str], why: str) -> No
 def test_the_number_of_tokens_is_limited(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_tokens, "PER_PERSON", 1)
     client = client_for("owner", owner)
-    assert client.post("/account/tokens", FORM).status_code == 200
-    response = client.post("/account/tokens", FORM)
+    assert client.post("/settings/tokens", FORM).status_code == 200
+    response = client.post("/settings/tokens", FORM)
     assert response.status_code == 422
     assert "expected at most 1 tokens" in response.content.decode()
 
@@ -134,4 +134,4 @@ def test_the_number_of_queries_is_constant(owner: Any, django_assert_max_num_que
     for number in range(20):
         api_tokens.issue(owner, name=f"token {number}", scopes=["read"])
     with django_assert_max_num_queries(7):
-        client.get("/account/tokens")
+        client.get("/settings/tokens")

@@ -35,7 +35,7 @@ PAGES = {
     "{run}heatmap.json": ("below",),
     "{run}timeline.json": ("from", "to", "columns"),
     "{run}logs.json": ("replica", "after", "level", "text"),
-    "{run}alerts": (),
+    "{run}activity": (),
     "{run}checkpoints": (),
     "{run}replicas/0/": ("part", "attempt"),
     "{run}replicas/0/log.json": ("attempt", "after"),

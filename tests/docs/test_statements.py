@@ -166,7 +166,7 @@ def test_the_table_of_alerts_is_complete() -> None:
 
 def test_labels_of_pages_exist() -> None:
     """A name in italics that begins like a label is a text of the product or of the docs."""
-    suffixes = {".py", ".html", ".js"}
+    suffixes = {".py", ".html", ".js", ".json"}
     sources = [
         path.read_text()
         for folder in PRODUCT

@@ -23,6 +23,10 @@ REGISTRY = "executors/registry.py"
 PRODUCT = ("archipelago", "dashboard", "executors", "runs", "static/js", "templates")
 
 MENTIONS = {
+    "dashboard/views/styleguide.py": "sample rows of the style guide",
+    "archipelago/frame_parser.py": "an example in the help of an option",
+    "dashboard/presentation/api_commands.py": "examples of commands in the API docs",
+    "dashboard/presentation/api_reference.py": "an example value in the API docs",
     "archipelago/documents.py": "a commented example in the template of a document",
     "templates/runs/list.html": "an example in the placeholder of the search field",
 }

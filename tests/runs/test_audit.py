@@ -178,7 +178,7 @@ def test_own_password_changes() -> None:
     client.force_login(operator_user)
     own = {"old_password": "correct horse battery", "new_password1": "staple-of-92-horses"}
     own["new_password2"] = own["new_password1"]
-    assert client.post("/account/password", own).status_code == 302
+    assert client.post("/settings/password", own).status_code == 302
     assert actions(actor="olga", action__startswith="user.") == ["user.password_changed"]
 
     vera = users.add_person("vera", role="viewer", actor=admin)

@@ -192,7 +192,7 @@ def test_a_python_without_venv_names_the_package_to_install(
 
 def test_the_locks_name_no_package_index() -> None:
     locks = sorted((bootstrap.ROOT / "requirements").glob("*.txt"))
-    assert len(locks) == 4
+    assert len(locks) == 5
     for lock in locks:
         text = lock.read_text()
         assert "://" not in text and "--index" not in text, lock

@@ -3,6 +3,7 @@
 
 import { $, $$, setText, url } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
+import { tickTimes } from "../lib/times.js";
 
 const FILTERS = ["source", "level", "replica", "text"];
 const TYPING_MS = 250;
@@ -28,6 +29,7 @@ export function activityList({ store, page }, place) {
       const html = await getHTML(`${place.dataset.activity}?${query}`);
       if (current !== question || (!forced && inUse())) return;
       place.innerHTML = html;
+      tickTimes(place);
       shown = wanted;
     } catch {
       // the next change, or opening the tab, fetches again

@@ -80,10 +80,10 @@ export class Chart {
     }
     const log = this.#log();
     const data = this.#joined(log);
-    const drawn = this.lines.filter((one) => !one.band && this.#shows(one));
-    const diverged = drawn.some((one) => notFinite(one, one.x, one.y, Infinity));
+    const drawn = this.lines.filter((one) => this.#shows(one));
+    const diverged = drawn.some((one) => !one.band && notFinite(one, one.x, one.y, Infinity));
     const clips = (board.view.clip ?? diverged) && !this.spec.plain;
-    this.usual = clips ? usual(drawn.map((one) => one.ghost ?? one.y), diverged) : null;
+    this.usual = clips ? usual(drawn.flatMap((one) => one.band?.map(([, y]) => y) ?? [one.ghost ?? one.y]), diverged) : null;
     const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
     const wanted = JSON.stringify([kinds, board.view.x, log, isDark()]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
@@ -101,7 +101,7 @@ export class Chart {
 
   /** Lines of replicas are drawn when they are highlighted, if the board has a legend for that. */
   #shows(one) {
-    const { highlighted } = this.board;
+    const highlighted = this.data.band && this.board.highlighted; // without a band, all lines are drawn
     return !this.hidden.has(one.id) && !(highlighted && one.replica !== undefined && !highlighted.has(one.replica));
   }
 
@@ -175,7 +175,7 @@ export class Chart {
   #legend() {
     this.at.legend.replaceChildren(...this.lines.map(({ id, name, swatch, replica }) => {
       const onclick = (event) => this.#toggle(id, event.currentTarget);
-      const shared = this.board.highlighted && replica !== undefined ? { replica } : {};
+      const shared = this.data.band && this.board.highlighted && replica !== undefined ? { replica } : {};
       const button = h("button", { type: "button", dataset: { id, ...shared }, onclick },
         swatch(), h("span.cut", { title: name }, name), h("output"));
       press(button, !this.hidden.has(id));
@@ -386,9 +386,9 @@ export class Chart {
     pen.textAlign = "center";
     pen.font = `${10 * devicePixelRatio}px ${token("--font")}`;
     const size = 5 * devicePixelRatio;
-    const shown = this.lines.filter((one) => this.#shows(one));
     const { left, top, width } = u.bbox;
-    const places = shown.flatMap((one) => one.odd)
+    const places = this.lines.filter((one) => !this.hidden.has(one.id)) // also of replicas that are not highlighted
+      .flatMap((one) => (this.#shows(one) ? one.nan : one.odd))
       .map(([x, kind]) => ({ from: u.valToPos(x, "x", true), kind }))
       .filter(({ from }) => from >= left && from <= left + width);
     let free = left; // where the last label ends

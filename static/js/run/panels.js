@@ -32,7 +32,7 @@ export function format(panels) {
  * `changed()` draws again after a new layout. */
 export function panelGrid(place, page, { add, drop, changed }) {
   const template = $("[data-panel-template]", place);
-  const dialog = $("[data-panel-dialog]", page);
+  const dialog = $("[data-panel-dialog]");
   const standard = $$("[data-plot]", place).map((card) => [card.dataset.plot, card.dataset.size || "m"]);
   const removed = new Map(); // id -> its card, of standard panels
   let state = new Map();

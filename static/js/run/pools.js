@@ -1,19 +1,11 @@
 // Pools: hardware, cost, and the state of the circuit breaker.
 
+import BREAKER from "../lib/breakers.json" with { type: "json" };
 import * as format from "../lib/format.js";
 import { $, $$, ACTIONS, cellOf, clamp, h, icon, keyed, setText, table } from "../lib/dom.js";
 import { left } from "../lib/times.js";
 import { RUN_ENDED } from "../lib/states.js";
 
-const BREAKER = {
-  healthy: ["included", "queued", "Healthy"],
-  failing: ["degraded", "warning", "Failing"],
-  open: ["paused", "warning", "Paused after failures"],
-  half_open: ["syncing", "warning", "Retrying"],
-  action_required: ["user", "failed", "Action required"],
-  price_limit: ["paused", "warning", "Above price limit"],
-  budget: ["paused", "warning", "Budget is spent"],
-};
 const WHAT = { action_required: "is blocked", price_limit: "is above its price limit", budget: "has no budget left" };
 const COLUMNS = ["Pool", "Region", "#Live", "#Price", "#Cost", "#Job time limit", "Launches"];
 

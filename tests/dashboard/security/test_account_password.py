@@ -50,7 +50,7 @@ def test_a_password_change_ends_other_sessions() -> None:
     seed.user("vera", "viewer")
     here, there = signed_in("vera"), signed_in("vera")
     assert there.get("/").status_code == 200
-    response = here.post("/account/password", CHANGE, follow=True)
+    response = here.post("/settings/password", CHANGE, follow=True)
     assert "signed out everywhere else" in response.content.decode()
     assert here.get("/").status_code == 200
     assert there.get("/")["Location"].startswith("/login")
@@ -60,8 +60,8 @@ def test_a_password_change_ends_other_sessions() -> None:
 
 def test_the_password_page_requires_sign_in() -> None:
     seed.user("vera", "viewer")
-    assert Client().get("/account/password")["Location"].startswith("/login")
-    assert Client().post("/account/password", CHANGE)["Location"].startswith("/login")
+    assert Client().get("/settings/password")["Location"].startswith("/login")
+    assert Client().post("/settings/password", CHANGE)["Location"].startswith("/login")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_password_page_requires_sign_in() -> None:
 def test_errors_are_shown_at_their_field(sent: dict[str, str], result: str) -> None:
     seed.user("vera", "viewer")
     client = signed_in("vera")
-    response = client.post("/account/password", CHANGE | sent)
+    response = client.post("/settings/password", CHANGE | sent)
     assert response.status_code == 422
     assert result in response.content.decode()
     assert Client().login(username="vera", password=PASSWORD)
@@ -85,8 +85,8 @@ def test_wrong_old_passwords_are_throttled(counted: str) -> None:
     seed.user("vera", "viewer")
     client = signed_in("vera")
     for _ in range(throttle.PER_NAME):
-        client.post("/account/password", CHANGE | {"old_password": "wrong"})
-    assert client.post("/account/password", CHANGE).status_code == 429
+        client.post("/settings/password", CHANGE | {"old_password": "wrong"})
+    assert client.post("/settings/password", CHANGE).status_code == 429
     assert Client().login(username="vera", password=PASSWORD)
 
 

@@ -53,11 +53,11 @@ def test_only_administrators_manage_users(kind: str) -> None:
     client = client_for(kind, owner)
     target = seed.user("target", "viewer")
     responses = [
-        client.get("/users/"),
-        client.post("/users/", NEW),
-        client.post(f"/users/{target.pk}/role", {"role": "admin"}),
-        client.post(f"/users/{target.pk}/active", {"active": "0"}),
-        client.post(f"/users/{target.pk}/reset"),
+        client.get("/settings/people"),
+        client.post("/settings/people", NEW),
+        client.post(f"/settings/people/{target.pk}/role", {"role": "admin"}),
+        client.post(f"/settings/people/{target.pk}/active", {"active": "0"}),
+        client.post(f"/settings/people/{target.pk}/reset"),
     ]
     target.refresh_from_db()
     if kind == "admin":
@@ -71,19 +71,19 @@ def test_only_administrators_manage_users(kind: str) -> None:
 
 
 def test_the_menu_links_to_the_user_page_for_administrators(client: Client) -> None:
-    assert 'href="/users/"' in client.get("/").content.decode()
+    assert 'href="/settings/people"' in client.get("/").content.decode()
     viewer = client_for("viewer", None).get("/").content.decode()
-    assert 'href="/users/"' not in viewer
-    assert 'href="/account/password"' in viewer
+    assert 'href="/settings/people"' not in viewer
+    assert 'href="/settings/password"' in client_for("viewer", None).get("/settings/tokens").text
 
 
 def test_a_new_user_chooses_a_password_with_a_link_that_works_once(client: Client) -> None:
-    response = client.post("/users/", NEW)
+    response = client.post("/settings/people", NEW)
     link = link_of(response)
     assert response["Cache-Control"].startswith("max-age=0")
     nora = User.objects.get(username="nora")
     assert not nora.has_usable_password()
-    assert link not in client.get("/users/").content.decode()
+    assert link not in client.get("/settings/people").content.decode()
     assert "Your password is set" in choose(link).content.decode()
     assert Client().login(username="nora", password=CHOSEN["new_password1"])
     assert list(nora.groups.values_list("name", flat=True)) == ["operator"]
@@ -91,45 +91,45 @@ def test_a_new_user_chooses_a_password_with_a_link_that_works_once(client: Clien
 
 
 def test_a_weak_password_is_rejected_on_the_link_page(client: Client) -> None:
-    link = link_of(client.post("/users/", NEW))
+    link = link_of(client.post("/settings/people", NEW))
     weak = {"new_password1": "12345", "new_password2": "12345"}
     assert "too short" in choose(link, weak).content.decode()
     assert not User.objects.get(username="nora").has_usable_password()
 
 
 def test_a_link_expires(client: Client, settings: Any) -> None:
-    link = link_of(client.post("/users/", NEW))
+    link = link_of(client.post("/settings/people", NEW))
     settings.PASSWORD_RESET_TIMEOUT = -1
     assert "This link is not valid" in follow(link)[1].content.decode()
 
 
 def test_the_link_of_a_deactivated_user_is_invalid(client: Client) -> None:
-    link = link_of(client.post("/users/", NEW))
+    link = link_of(client.post("/settings/people", NEW))
     nora = User.objects.get(username="nora")
-    client.post(f"/users/{nora.pk}/active", {"active": "0"})
+    client.post(f"/settings/people/{nora.pk}/active", {"active": "0"})
     assert "This link is not valid" in follow(link)[1].content.decode()
-    client.post(f"/users/{nora.pk}/active", {"active": "1"})
+    client.post(f"/settings/people/{nora.pk}/active", {"active": "1"})
     assert "Choose a password" in follow(link)[1].content.decode()
 
 
 @pytest.mark.parametrize("name", ["NORA", "no space", "", "x" * 151])
 def test_invalid_user_names(client: Client, name: str) -> None:
     seed.user("nora", "viewer")
-    response = client.post("/users/", NEW | {"name": name})
+    response = client.post("/settings/people", NEW | {"name": name})
     assert response.status_code == 422
     assert User.objects.count() == 2
 
 
 def test_changing_a_role_changes_its_permissions(client: Client) -> None:
     vera = seed.user("vera", "viewer")
-    client.post(f"/users/{vera.pk}/role", {"role": "admin"})
+    client.post(f"/settings/people/{vera.pk}/role", {"role": "admin"})
     vera.refresh_from_db()
     assert (vera.is_staff, vera.is_superuser) == (True, True)
-    client.post(f"/users/{vera.pk}/role", {"role": "operator"})
+    client.post(f"/settings/people/{vera.pk}/role", {"role": "operator"})
     vera.refresh_from_db()
     assert (vera.is_staff, vera.is_superuser) == (False, False)
     assert list(vera.groups.values_list("name", flat=True)) == ["operator"]
-    reported = client.post(f"/users/{vera.pk}/role", {"role": "emperor"}, follow=True)
+    reported = client.post(f"/settings/people/{vera.pk}/role", {"role": "emperor"}, follow=True)
     assert "expected a role of" in reported.content.decode()
 
 
@@ -138,12 +138,12 @@ def test_deactivation_ends_sessions_and_tokens(client: Client) -> None:
     _, text = api_tokens.issue(vera, name="laptop", scopes=["read"])
     other = Client()
     assert other.login(username="vera", password=PASSWORD)
-    client.post(f"/users/{vera.pk}/active", {"active": "0"})
+    client.post(f"/settings/people/{vera.pk}/active", {"active": "0"})
     assert other.get("/")["Location"].startswith("/login")
     assert not Client().login(username="vera", password=PASSWORD)
     bearer = {"Authorization": f"Bearer {text}"}
     assert Client().get("/api/me", headers=bearer).status_code == 401
-    client.post(f"/users/{vera.pk}/active", {"active": "1"})
+    client.post(f"/settings/people/{vera.pk}/active", {"active": "1"})
     assert Client().login(username="vera", password=PASSWORD)
 
 
@@ -151,7 +151,7 @@ def test_a_password_reset_ends_all_sessions(client: Client) -> None:
     vera = seed.user("vera", "viewer")
     other = Client()
     assert other.login(username="vera", password=PASSWORD)
-    link = link_of(client.post(f"/users/{vera.pk}/reset"))
+    link = link_of(client.post(f"/settings/people/{vera.pk}/reset"))
     assert other.get("/")["Location"].startswith("/login")
     assert not Client().login(username="vera", password=PASSWORD)
     choose(link)
@@ -159,7 +159,7 @@ def test_a_password_reset_ends_all_sessions(client: Client) -> None:
 
 
 def test_administrators_cannot_reset_their_own_password(client: Client, admin_user: Any) -> None:
-    response = client.post(f"/users/{admin_user.pk}/reset", follow=True)
+    response = client.post(f"/settings/people/{admin_user.pk}/reset", follow=True)
     assert "Change your own password under Password" in response.content.decode()
     admin_user.refresh_from_db()
     assert admin_user.has_usable_password()
@@ -174,13 +174,13 @@ def test_the_last_administrator_cannot_be_removed(
     User.objects.filter(pk=gone.pk).update(is_active=False)
     users.add_person("invited", role="admin", actor=admin_user)
     sent = {"role": "viewer"} if act == "role" else {"active": "0"}
-    response = client.post(f"/users/{admin_user.pk}/{act}", sent, follow=True)
+    response = client.post(f"/settings/people/{admin_user.pk}/{act}", sent, follow=True)
     assert "expected at least one active administrator" in response.content.decode()
     admin_user.refresh_from_db()
     assert admin_user.is_active
     assert list(admin_user.groups.values_list("name", flat=True)) == ["admin"]
     seed.user("second", "admin")
-    client.post(f"/users/{admin_user.pk}/{act}", sent)
+    client.post(f"/settings/people/{admin_user.pk}/{act}", sent)
     admin_user.refresh_from_db()
     assert users.administrators().get().username == "second"
 
@@ -195,10 +195,10 @@ def test_two_administrators_cannot_reset_each_other_s_password(admin_user: Any) 
 
 
 def test_user_changes_are_audited(client: Client, admin_user: Any) -> None:
-    client.post("/users/", NEW)
+    client.post("/settings/people", NEW)
     nora = User.objects.get(username="nora")
-    client.post(f"/users/{nora.pk}/role", {"role": "viewer"})
-    client.post(f"/users/{nora.pk}/active", {"active": "0"})
+    client.post(f"/settings/people/{nora.pk}/role", {"role": "viewer"})
+    client.post(f"/settings/people/{nora.pk}/active", {"active": "0"})
     reported = LogEntry.objects.filter(user=admin_user, object_id=str(nora.pk)).order_by("id")
     assert [entry.change_message for entry in reported] == [
         "added as operator",
@@ -222,23 +222,23 @@ def test_the_number_of_queries_does_not_depend_on_users(
     from django.test.utils import CaptureQueriesContext
 
     with CaptureQueriesContext(connection) as few:
-        client.get("/users/")
+        client.get("/settings/people")
     for number in range(30):
         seed.user(f"more-{number}", "operator")
     with django_assert_num_queries(len(few)):
-        assert client.get("/users/").content.decode().count("Manage<") == 34
+        assert client.get("/settings/people").content.decode().count("Manage<") == 34
 
 
 def test_users_are_paged_and_searchable(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboard.views.users.PAGE_SIZE", 2)
     for name in ("ann", "bob", "cleo"):
         seed.user(name, "viewer")
-    first = client.get("/users/").content.decode()
+    first = client.get("/settings/people").content.decode()
     assert 'after=bob"' in first.replace("&amp;", "&").replace("?after", "after")
-    second = client.get("/users/?after=bob").content.decode()
+    second = client.get("/settings/people?after=bob").content.decode()
     assert ">cleo<" in second
     assert ">ann<" not in second
-    result = client.get("/users/?q=CLE").content.decode()
+    result = client.get("/settings/people?q=CLE").content.decode()
     assert ">cleo<" in result
     assert ">bob<" not in result
-    assert "No user has this name" in client.get("/users/?q=zz").content.decode()
+    assert "No user has this name" in client.get("/settings/people?q=zz").content.decode()

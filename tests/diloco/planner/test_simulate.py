@@ -55,7 +55,7 @@ def request(**changes: Any) -> PlanRequest:
 def test_an_exchange_is_up_then_down() -> None:
     result = predict(request(up_bytes_per_s=1e5, down_bytes_per_s=1e6))
     cost = result.traffic.replica
-    assert (cost.up, cost.down) == (2_000_256, 14_000_000)
+    assert (cost.up, cost.down) == (2_000_384, 14_000_896)
     assert result.exposed_s == result.exchange_s == pytest.approx(cost.up / 1e5 + cost.down / 1e6)
     assert result.utilisation == pytest.approx(100 / (100 + result.exchange_s))
 
@@ -70,7 +70,7 @@ def test_latency_counts_once_per_round_trip() -> None:
 def test_a_syncer_adds_its_transfers_at_ten_times_the_bandwidth() -> None:
     result = predict(request(reduce_plan="syncer", latency_s=0.5))
     replica, syncer = result.traffic.replica, result.traffic.syncer
-    assert (syncer.up, syncer.down) == (2_000_000, 8 * 2_000_000)
+    assert (syncer.up, syncer.down) == (2_000_000, 8 * 2_000_128)
     moved_s = (replica.up + replica.down) / 100e6 + (syncer.up + syncer.down) / 1000e6
     trips = replica.round_trips + syncer.round_trips / 10
     assert result.exchange_s == pytest.approx(moved_s + 0.5 * trips)
@@ -245,7 +245,7 @@ def test_a_group_without_progress_has_no_goodput_and_never_ends() -> None:
 def test_the_cost_of_a_run() -> None:
     result = predict(request(replica_per_hour=3.6, egress_per_gb=0.1, total_rounds=7))
     assert result.cost.hardware == pytest.approx(8 * 3.6 * result.wall_s / 3600)
-    assert result.cost.egress == pytest.approx(7 * 8 * 14_000_000 / 1e9 * 0.1)
+    assert result.cost.egress == pytest.approx(7 * result.traffic.down / 1e9 * 0.1)
     looks = 8 * result.wall_s / 3  # a fifth of the timeout
     beats = 8 * (result.wall_s / 15 + 7)
     segments = 8 * result.wall_s / TELEMETRY_INTERVAL_S

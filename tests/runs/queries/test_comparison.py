@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from runs.models import ReplicaPool, Round, Run
 from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, _Job, spent_at
-from tests.browser import seed, seed_fleet
-from tests.browser.seed_prices import priced
+from tests.browser import seed
+from tests.browser.seed_prices import priced, unpriced
 
 pytestmark = pytest.mark.django_db
 
@@ -50,13 +49,6 @@ def test_measures_of_a_run(operator_user: Any) -> None:
     assert result["tokens_per_s"] == 4_000_000 / wall_s
     assert result["usd_per_billion_tokens"] == 500.0
     assert result["bytes"] == run.bytes_up + run.bytes_down
-
-
-def unpriced(run: Run) -> Run:
-    """Give a replica a running job without a known price."""
-    replica = run.replicas.first()
-    seed_fleet.attempts(replica, backend="modal", price=None, earlier=0, now=timezone.now())
-    return run
 
 
 def test_unknown_values_are_none(operator_user: Any) -> None:

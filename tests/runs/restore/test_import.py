@@ -177,6 +177,7 @@ def test_every_column_is_compared_or_excluded_explicitly() -> None:
             "eval_round",
             "round_s",
             "bytes_up",
+            "requests",
             "bytes_down",
             "phase_s",
             "refused_records",
@@ -471,7 +472,7 @@ def test_the_keys_of_journal_bodies_are_stable() -> None:
     assert keys_of(journal.POOL) == {
         *("backend", "hardware", "count", "region", "spot", "image", "timeout_s", "options"),
         *("price_usd_h", "price_given", "max_price_usd_h", "held", "failures", "closed_until"),
-        *("needs_person", "trouble"),
+        *("needs_person", "trouble", "held_by"),
     }
     assert keys_of(journal.ATTEMPT) == {
         *("number", "launch_key", "handle", "cause", "exit_code", "message", "created_at"),
