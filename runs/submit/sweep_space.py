@@ -18,7 +18,6 @@ from typing import Any
 
 from diloco.protocol.settings import SettingsError, SettingSpec, setting_fields
 from runs.exceptions import InvalidRun
-from runs.json_values import mapping
 from runs.submit.names import NAME_LENGTH
 from runs.submit.run_draft import RunDraft
 
@@ -93,9 +92,7 @@ def draft_with(draft: RunDraft, values: Mapping[str, Any]) -> RunDraft:
     for field, value in values.items():
         head, _, name = field.partition(".")
         parts[head][name] = value
-    words = ", ".join(
-        f"{name}={_plain(value)}" for part in parts.values() for name, value in part.items()
-    )
+    words = words_of(values)
     try:
         changed = replace(
             draft,
@@ -110,14 +107,10 @@ def draft_with(draft: RunDraft, values: Mapping[str, Any]) -> RunDraft:
     return replace(changed, name=(draft.name.strip()[:room] + tail)[:NAME_LENGTH])
 
 
-def stored(parameters: Any) -> tuple[Parameter, ...]:
-    """The parameters in a column, as far as it holds them."""
-    rows = parameters if isinstance(parameters, list) else []
-    return tuple(
-        Parameter(
-            field=str(mapping(row).get("field", "")), values=tuple(mapping(row).get("values", ()))
-        )
-        for row in rows
+def words_of(values: Mapping[str, Any]) -> str:
+    """The values of a run in a line, e.g. ``inner_lr=0.001, size=micro``."""
+    return ", ".join(
+        f"{field.partition('.')[2]}={_plain(value)}" for field, value in values.items()
     )
 
 
@@ -132,14 +125,10 @@ def _parameter(field: str, given: Any, draft: RunDraft) -> Parameter:
             values = [spec.check(value) for value in _values(given, spec.kind)]
         elif (
             head == "workload"
-            and isinstance(getattr(draft.workload, name, None), _SCALARS)
+            and isinstance(getattr(draft.workload, name, None), str | int)
             and name in _fields(draft)
         ):
-            kind = type(getattr(draft.workload, name))
-            words = {str: "choice", int: "int", float: "float"}
-            values = _values(given, words[kind])
-            for value in values:
-                replace(draft.workload, **{name: value})
+            values = _of_workload(given, name, draft)
         else:
             raise _wrong(
                 "expected settings.<name> or a number or text of the workload, found "
@@ -150,6 +139,23 @@ def _parameter(field: str, given: Any, draft: RunDraft) -> Parameter:
     except TypeError:
         raise _wrong(f"{path}: expected values of the field's type") from None
     return Parameter(field=path, values=tuple(dict.fromkeys(values)))
+
+
+def _of_workload(given: Any, name: str, draft: RunDraft) -> list[Any]:
+    kind = "int" if isinstance(getattr(draft.workload, name), int) else "choice"
+    values = _values(given, kind)
+    if kind == "int":
+        if not all(_is_whole(value) for value in values):
+            raise _wrong(f"workload.{name}: expected whole numbers up to 2^53, found others")
+        values = [int(value) for value in values]
+    for value in values:
+        replace(draft.workload, **{name: value})
+    return values
+
+
+def _is_whole(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= 2**53 and value == int(value)
 
 
 def _fields(draft: RunDraft) -> set[str]:
@@ -180,21 +186,28 @@ def _values(given: Any, kind: str) -> list[Any]:
 
 
 def _range(match: re.Match[str], kind: str) -> list[Any]:
+    """``count`` values from the first limit to the last, both exact."""
     if kind == "choice":
         raise _wrong("expected a list of values, found a range")
     first, last, count = _number(match["first"]), _number(match["last"]), int(match["count"])
     if not 2 <= count <= MOST_RUNS:
         raise _wrong(f"expected x2 to x{MOST_RUNS}, found x{count}")
+    shares = [i / (count - 1) for i in range(1, count - 1)]
     if match["log"]:
         if min(first, last) <= 0:
             raise _wrong("expected limits above 0 for a log range, found others")
-        ratio = math.log(last / first)
-        values = [first * math.exp(ratio * i / (count - 1)) for i in range(count - 1)] + [last]
+        # The difference of logarithms is finite where that of the limits or their ratio is not.
+        low, high = math.log(first), math.log(last)
+        steps = [low * (1 - share) + high * share for share in shares]
+        between = [math.exp(min(step, max(low, high))) for step in steps]
     else:
-        values = [first + (last - first) * i / (count - 1) for i in range(count - 1)] + [last]
+        between = [first * (1 - share) + last * share for share in shares]
     if kind == "int":
-        return [round(value) for value in values]
-    return [float(f"{value:.4g}") for value in values]
+        return [round(value) for value in (first, *between, last)]
+    values = [first, *(float(f"{value:.4g}") for value in between), last]
+    if not all(map(math.isfinite, values)):
+        raise _wrong(f"expected finite values, found {match[0][:60]!r}")
+    return values
 
 
 def _number(text: str) -> float:

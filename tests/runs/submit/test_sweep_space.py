@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from diloco.protocol.settings import setting_fields
 from runs.exceptions import InvalidRun
 from runs.submit.run_draft import RunDraft, local_demo
 from runs.submit.sweep_space import (
@@ -33,6 +37,7 @@ def of(field: str, values: Any, draft: RunDraft = DEMO) -> tuple[Any, ...]:
         ("settings.inner_lr", [1e-4, 1e-3], (1e-4, 1e-3)),
         ("inner_lr", "1e-4..1e-2 x3 log", (1e-4, 1e-3, 1e-2)),
         ("inner_lr", "0..1 x5", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("inner_lr", "0.00012345..1 x2", (0.00012345, 1.0)),
         ("sync_every", "2..8 x4", (2, 4, 6, 8)),
         ("sync_every", "1..3 x9", (1, 2, 3)),
         ("batch_size", "8, 16", (8, 16)),
@@ -61,6 +66,16 @@ def test_values(field: str, values: Any, expected: tuple[Any, ...]) -> None:
         ("inner_lr", "0..1 x3 log", "above 0"),
         ("inner_lr", f"0..1 x{MOST_RUNS + 1}", "expected x2 to x100"),
         ("inner_lr", "0..1 x0", "expected x2 to x100"),
+        ("inner_lr", "1e-300..1e300 x3 log", "expected 10 or less, found 1e+300"),
+        ("inner_lr", "-1e308..1e308 x3", "expected 0 or more, found -1e+308"),
+        ("inner_lr", "1e308..1.797e308 x3 log", "expected 10 or less"),
+        ("inner_lr", "1.79769e308..1.79769e308 x3", "expected finite values"),
+        ("sync_every", "1..1e300 x3", "expected a finite number"),
+        ("workload.eval_bytes", "1..1e300 x3", "workload.eval_bytes: expected whole numbers"),
+        ("workload.eval_bytes", [True, 2], "workload.eval_bytes: expected whole numbers"),
+        ("workload.eval_bytes", "0, 2", "workload.eval_bytes: expected 1 or more, found 0"),
+        ("workload.size", [1, 2], "workload.size: "),
+        ("workload.data", ["", "stdlib"], "workload.data: "),
         ("inner_lr", "9" * 5000, "expected a number"),
         ("batch_size", "1.5, 2", "expected a whole number"),
         ("batch_size", [True, 2], "expected a whole number"),
@@ -82,6 +97,36 @@ def test_a_wrong_value_names_what_to_enter(field: str, values: Any, message: str
         of(field, values)
     assert error.value.field == "sweep"
     assert message in error.value.message
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+RANGES = st.builds(
+    "{}..{} x{}{}".format,
+    st.floats(allow_nan=False),
+    st.floats(allow_nan=False),
+    st.integers(0, 120),
+    st.sampled_from(["", " log"]),
+)
+FIELDS = st.sampled_from([spec.name for spec in setting_fields()]) | st.sampled_from(
+    ["workload.eval_bytes", "workload.size", "workload.data", "workload.data_format", "name"]
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(field=FIELDS, values=VALUES | RANGES)
+def test_any_value_is_refused_by_name_or_makes_runs(field: str, values: Any) -> None:
+    try:
+        parameters = parameters_of([(field, values)], DEMO)
+        drafts = [draft_with(DEMO, each) for each in combinations(parameters)]
+    except InvalidRun as error:
+        assert error.field == "sweep"
+        return
+    assert 2 <= len(drafts) <= MOST_RUNS
+    json.dumps([draft.to_dict() for draft in drafts], allow_nan=False)
 
 
 def test_the_grid_is_bounded_before_it_is_built() -> None:
