@@ -132,18 +132,28 @@ def _settings(document: Mapping[str, Any], problems: _Problems) -> dict[str, Any
         if name not in DERIVED
     }
     together = settings.get("start_replicas", 0)
-    quorum = settings.get("min_quorum", GroupSettings.__dataclass_fields__["min_quorum"].default)
-    total = sum(
-        pool["count"] if isinstance(pool, Mapping) and isinstance(pool.get("count"), int) else 1
-        for pool in _list(document, "pools", problems)
-    )
-    starts = {quorum: "quorum", total: "all", 0: "wait"}
-    if isinstance(together, int) and together in starts:
+    quorum = settings.get("min_quorum", known["min_quorum"].default)
+    pools = document.get("pools")
+    total = sum(map(_count, pools)) if isinstance(pools, list) else 0
+    starts = {total: "all", 0: "wait"}
+    if _is_whole(quorum):
+        starts = {quorum: "quorum"} | starts
+    if _is_whole(together) and together in starts:
         values["start"] = starts[together]
     else:
-        expected = f"0, the quorum ({quorum}) or all {total} replicas"
-        problems.add("settings.start_replicas", f"expected {expected}, found {_text(together)}")
+        expected = f"0, the quorum ({_text(quorum)[:20]}) or all {total} replicas"
+        found = _text(together)[:40]
+        problems.add("settings.start_replicas", f"expected {expected}, found {found}")
     return values
+
+
+def _count(pool: Any) -> int:
+    count = pool.get("count", 1) if isinstance(pool, Mapping) else 1
+    return count if _is_whole(count) else 1
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _workload(document: Mapping[str, Any], problems: _Problems) -> dict[str, Any]:
@@ -206,8 +216,7 @@ def _credential(part: Mapping[str, Any], kind: str, field: str) -> str:
 
 def _name(value: Any) -> str | int:
     """A name or an id; another value as text, which names nothing."""
-    is_id = isinstance(value, int) and not isinstance(value, bool) and value < 2**31
-    return value if is_id else _text(value)
+    return value if _is_whole(value) and abs(value) < 2**31 else _text(value)
 
 
 def _mapping(document: Mapping[str, Any], name: str, problems: _Problems) -> Mapping[str, Any]:
@@ -227,8 +236,7 @@ def _list(document: Mapping[str, Any], name: str, problems: _Problems) -> list[A
 
 
 def _duration(value: Any) -> str:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return write_seconds(value) if is_whole else _text(value)
+    return write_seconds(value) if _is_whole(value) and value >= 0 else _text(value)
 
 
 def _text(value: Any) -> str:

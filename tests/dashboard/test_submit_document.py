@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from django.test import Client
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from archipelago.documents import EXAMPLE
 from dashboard.api.document import document_of
+from dashboard.forms import PoolChoices, RunForm, initial_from, pasted
+from diloco.protocol.settings import setting_fields
+from diloco.protocol.workload import WORKLOADS
 from runs.models import Run, Sweep
 from runs.submit import run_draft
+from runs.submit.run_draft import PoolDraft
 from tests.browser import seed
 from tests.dashboard.test_submit import filled
 
@@ -129,6 +138,56 @@ def test_a_text_that_is_no_document_keeps_the_form(
 )
 def test_no_document_breaks_the_page(client: Client, operator_user: Any, document: Any) -> None:
     assert paste(client, json.dumps(document)).all_errors
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+    | st.sampled_from(["modal", "stdlib", "shards", "huggingface", "custom", "byte_gpt", "1"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def some_of(names: Iterable[str], **parts: Any) -> Any:
+    values = dict.fromkeys(names, JSON_VALUES) | {
+        name: JSON_VALUES | part for name, part in parts.items()
+    }
+    return st.fixed_dictionaries({}, optional=values)
+
+
+DOCUMENTS = some_of(
+    pasted._KNOWN,
+    settings=some_of(spec.name for spec in setting_fields()),
+    workload=some_of(
+        field.name for each in WORKLOADS.values() for field in dataclasses.fields(each)
+    ).flatmap(lambda rest: st.sampled_from([*WORKLOADS]).map(lambda kind: rest | {"kind": kind})),
+    pools=st.lists(JSON_VALUES | some_of(PoolDraft.__dataclass_fields__), max_size=3),
+    fork=some_of(["run", "round", "outer"]),
+)
+
+
+@hypothesis.settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(document=DOCUMENTS)
+def test_any_document_fills_the_form_or_is_refused_at_its_fields(
+    operator_user: Any, document: Any
+) -> None:
+    choices = PoolChoices.load()
+    defaults = pasted.posted(RunForm(initial=initial_from(pasted.OMITTED), choices=choices))
+    values, problems = pasted.fill(document, defaults)
+    form = RunForm(values, choices=choices)
+    assert (form.draft() is not None) == (not form.all_errors)
+    assert all(problem.message.startswith("expected ") for problem in problems)
 
 
 def test_a_name_that_a_run_has_gets_a_number(client: Client, run: Run) -> None:
