@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -87,13 +86,12 @@ def create_sweep(
 ) -> Any:
     """Create a run for each combination of the values: all of them, or none."""
     user = submitter(request)
-    require = partial(preflight.require, over_budget=document.over_budget)
     sweep = sweeps.create_sweep(
         _draft(document),
         owner=user,
         submit_key=idempotency_key or secrets.token_urlsafe(24),
         over_budget=document.over_budget,
-        preflight=require,
+        preflight=preflight.check_runs,
     )
     return Status(201, queries.ranked(_sweep(request, sweep.pk), user))
 
@@ -106,13 +104,13 @@ def plan_sweep(
 ) -> Any:
     """Estimate a sweep and check it. Nothing is stored or started."""
     user = submitter(request)
-    require = partial(preflight.require, over_budget=document.over_budget) if ask else None
+    checks = preflight.check_runs if ask else None
     draft = _draft(document)
     problems: list[FieldProblem] = []
     result: dict[str, Any] = dict.fromkeys(("runs", "tokens", "usd", "hours"))
     try:
         result = dataclasses.asdict(sweeps.estimate_sweep(draft, draft.drafts()))
-        sweeps.check_sweep(draft, user, over_budget=document.over_budget, preflight=require)
+        sweeps.check_sweep(draft, user, over_budget=document.over_budget, preflight=checks)
     except InvalidRun as error:
         problems = [at(each.field, each.message) for each in error.problems]
     return result | {"problems": problems}

@@ -91,13 +91,17 @@ def new(request: HttpRequest) -> HttpResponse:
 def _launch(form: RunForm, draft: RunDraft, user: User) -> HttpResponse:
     """Create the run, or the sweep. Raises :class:`InvalidRun`."""
     key, over_budget = form.cleaned_data["submit_key"], form.cleaned_data["over_budget"]
-    require = partial(preflight.require, over_budget=over_budget)
     sweep = form.sweep_of(draft)
     if sweep is None:
+        require = partial(preflight.require, over_budget=over_budget)
         run = create.create_run(draft, owner=user, submit_key=key, preflight=require)
         return redirect("run", run_id=run.pk)
     row = sweeps.create_sweep(
-        sweep, owner=user, submit_key=key, over_budget=over_budget, preflight=require
+        sweep,
+        owner=user,
+        submit_key=key,
+        over_budget=over_budget,
+        preflight=preflight.check_runs,
     )
     return redirect("sweep", sweep_id=row.pk)
 
@@ -245,8 +249,8 @@ def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     over_budget = form.cleaned_data["over_budget"]
     try:
         if sweep := form.sweep_of(draft):
-            require = partial(preflight.require, over_budget=over_budget)
-            sweeps.check_sweep(sweep, user, over_budget=over_budget, preflight=require)
+            checks = preflight.check_runs
+            sweeps.check_sweep(sweep, user, over_budget=over_budget, preflight=checks)
             return True
     except InvalidRun as error:
         show(form, error.problems)

@@ -181,9 +181,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
 
     ``viewer``: see :func:`runs.submit.prefixes.check_free`.
     """
-    name = draft.name.strip()
-    if not name or len(name) > NAME_LENGTH:
-        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
+    check_name(draft.name)
     if not draft.pools:
         raise InvalidRun("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(draft.pools):
@@ -209,6 +207,13 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
             raise InvalidRun("rendezvous", problem)
     prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
     return rendezvous
+
+
+def check_name(name: str) -> None:
+    """Raise :class:`InvalidRun` for a name that no run or sweep can have."""
+    length = len(name.strip())
+    if not 1 <= length <= NAME_LENGTH:
+        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {length}")
 
 
 def _check_data(draft: RunDraft) -> None:

@@ -1,7 +1,7 @@
 """Creates the runs of a sweep: all of them or none.
 
-Every draft is checked like a single one. Backends, bucket and data are checked once, because the
-runs share them. Sweep and runs are stored in one transaction. At most ``parallel`` runs are
+Every draft is checked like a single one. Pools and bucket, which the runs share, and each of the
+data are checked once. Sweep and runs are stored in one transaction. At most ``parallel`` runs are
 launched; :mod:`runs.reconcile.sweeps` launches the others as these end.
 """
 
@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from executors.base import Problem
 from runs.exceptions import InvalidRun
 from runs.models import Sweep
 from runs.queries.comparison import MEASURES
 from runs.submit.create import (
-    NAME_LENGTH,
     SUBMIT_KEY_LENGTH,
     CheckedDraft,
     SweepPlace,
+    check_name,
     check_submission,
+    rendezvous_uri,
     store_run,
 )
-from runs.submit.forecast import RatesByHardware, RunEstimate, estimate_run
+from runs.submit.forecast import RunEstimate, estimate_run
 from runs.submit.run_draft import RunDraft
-from runs.submit.sweep_space import MOST_RUNS, Parameter, combinations, draft_with
-from runs.submit.throughput_history import known_rates
+from runs.submit.sweep_space import MOST_RUNS, Parameter, combinations, draft_with, words_of
+from runs.submit.throughput_history import rates_of_all
 
 METRICS = tuple(measure.name for measure in MEASURES if measure.better)
 DEFAULT_METRIC = "eval_loss"
@@ -58,6 +62,14 @@ class SweepDraft:
         ]
 
 
+class Preflight(Protocol):
+    """:func:`runs.submit.preflight.check_runs`."""
+
+    def __call__(
+        self, drafts: Sequence[RunDraft], *, uri: str, over_budget: bool
+    ) -> list[list[Problem]]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepEstimate:
     """Estimates of all runs of a sweep together; None is unknown. ``hours`` is the time until the
@@ -78,9 +90,10 @@ def check_sweep(
     user: User,
     *,
     over_budget: bool = False,
-    preflight: Callable[[CheckedDraft], None] | None = None,
+    preflight: Preflight | None = None,
 ) -> list[CheckedDraft]:
     """Validate a sweep and the permissions of ``user``. Raises :class:`InvalidRun`."""
+    check_name(sweep.draft.name)
     if sweep.metric not in METRICS:
         raise InvalidRun(
             "sweep_metric", f"expected one of {', '.join(METRICS)}, found {sweep.metric[:40]!r}"
@@ -97,10 +110,36 @@ def check_sweep(
             f"expected at least ${money:.2f}, the estimate of {len(drafts)} runs, "
             f"found ${sweep.budget_usd:.2f}",
         )
-    checked = [check_submission(draft, user) for draft in drafts]
+    checked: list[CheckedDraft] = []
+    problems: list[tuple[Problem, ...]] = []
+    for draft in drafts:
+        try:
+            checked.append(check_submission(draft, user))
+            problems.append(())
+        except InvalidRun as error:
+            problems.append(error.problems)
+    _refuse(sweep, problems)
     if preflight is not None:
-        preflight(checked[0])
+        prefix = sweep.draft.rendezvous
+        uri = rendezvous_uri(prefix, checked[0].run_id) if prefix else checked[0].rendezvous
+        _refuse(sweep, preflight(drafts, uri=uri, over_budget=over_budget))
     return checked
+
+
+def _refuse(sweep: SweepDraft, problems: Sequence[Sequence[Problem]]) -> None:
+    """Raise :class:`InvalidRun` for the problems of any run. A problem of all runs is reported as
+    it is; of the others one in each field, with the values of the first run that has it."""
+    counts = Counter(problem for each in problems for problem in dict.fromkeys(each))
+    of_all = [problem for problem, count in counts.items() if count == len(problems)]
+    of_some: dict[str, Problem] = {}
+    for values, each in zip(combinations(sweep.parameters), problems, strict=True):
+        for problem in each:
+            if problem not in of_all:
+                message = f"with {words_of(values)}: {problem.message}"
+                of_some.setdefault(problem.field, replace(problem, message=message))
+    if found := [*of_all, *of_some.values()]:
+        first, *others = found
+        raise InvalidRun(first.field, first.message, *others)
 
 
 def create_sweep(
@@ -109,7 +148,7 @@ def create_sweep(
     owner: User,
     submit_key: str,
     over_budget: bool = False,
-    preflight: Callable[[CheckedDraft], None] | None = None,
+    preflight: Preflight | None = None,
 ) -> Sweep:
     """Store a sweep with its runs, and enqueue the launch of the first ones on commit.
 
@@ -147,7 +186,7 @@ def _store(
 ) -> Sweep:
     row = Sweep.objects.create(
         id=uuid.uuid4(),
-        name=sweep.draft.name.strip()[:NAME_LENGTH],
+        name=sweep.draft.name.strip(),
         owner=owner,
         parameters=[asdict(parameter) for parameter in sweep.parameters],
         metric=sweep.metric,
@@ -169,14 +208,8 @@ def _run_key(submit_key: str, index: int) -> str:
 
 
 def _estimates(drafts: Sequence[RunDraft]) -> list[RunEstimate]:
-    rates: dict[str, RatesByHardware] = {}
-    result = []
-    for draft in drafts:
-        key = str(draft.workload)
-        if key not in rates:
-            rates[key] = known_rates(draft.workload.to_dict())
-        result.append(estimate_run(draft, rates[key]))
-    return result
+    rates = rates_of_all(draft.workload.to_dict() for draft in drafts)
+    return [estimate_run(draft, known) for draft, known in zip(drafts, rates, strict=True)]
 
 
 def _summed(sweep: SweepDraft, estimates: Sequence[RunEstimate]) -> SweepEstimate:

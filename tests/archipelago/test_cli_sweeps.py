@@ -22,7 +22,9 @@ DOCUMENT = {"name": "swept", "pools": [{"count": 1}], "settings": {"warmup_steps
 
 @pytest.fixture(autouse=True)
 def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "runs.submit.preflight.check_runs", lambda drafts, **_: [[] for _ in drafts]
+    )
 
 
 @pytest.fixture

@@ -137,7 +137,9 @@ IDS = [" ".join(call) for call in CALLS]
 @pytest.fixture(autouse=True)
 def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the calls to backends and buckets; the tests of the preflight cover them."""
-    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "runs.submit.preflight.check_runs", lambda drafts, **_: [[] for _ in drafts]
+    )
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from executors.base import Problem
 from runs.actions import sweeps as actions
 from runs.exceptions import InvalidRun
 from runs.models import Event, Run, Sweep
@@ -15,8 +16,7 @@ from runs.queries.selectors import runs_to_reconcile
 from runs.reconcile.launch import launch_run
 from runs.reconcile.sweeps import control_sweep, sweeps_to_control
 from runs.states import RunState
-from runs.submit import create
-from runs.submit.create import CheckedDraft
+from runs.submit import create, preflight
 from runs.submit.run_draft import RunDraft, local_demo
 from runs.submit.sweep_space import parameters_of
 from runs.submit.sweeps import SweepDraft, create_sweep, estimate_sweep
@@ -100,17 +100,80 @@ def test_nothing_is_stored_if_one_run_cannot_be(
     assert (Sweep.objects.count(), Run.objects.count(), Event.objects.count()) == (0, 0, 0)
 
 
-def test_backends_are_checked_once_and_can_refuse_the_sweep(operator_user: Any) -> None:
-    seen: list[CheckedDraft] = []
+@pytest.fixture
+def contacted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was contacted by a check, without doing so."""
+    seen: list[str] = []
+    refused = {"file:///refused.txt": ["a test"]}
 
-    def refuse(checked: CheckedDraft) -> None:
-        seen.append(checked)
-        raise InvalidRun("rendezvous", "a test")
+    def pool(pool: Any, index: int, *_: Any) -> preflight.CheckResult:
+        seen.append(f"pool {index}")
+        return preflight.CheckResult()
 
-    with pytest.raises(InvalidRun, match="a test"):
-        create_sweep(sweep_of(), owner=operator_user, submit_key="k", preflight=refuse)
-    assert len(seen) == 1
-    assert not Sweep.objects.exists()
+    def bucket(uri: str, *_: Any, **__: Any) -> list[str]:
+        seen.append(uri)
+        return []
+
+    def data(uri: str, *_: Any) -> list[str]:
+        seen.append(uri)
+        return refused.get(uri, [])
+
+    monkeypatch.setattr(preflight, "_check_pool", pool)
+    monkeypatch.setattr(preflight, "check_rendezvous", bucket)
+    monkeypatch.setattr(preflight, "check_data", data)
+    return seen
+
+
+def checked(draft: RunDraft, owner: Any, *pairs: tuple[str, Any]) -> InvalidRun:
+    sweep = SweepDraft(draft=draft, parameters=parameters_of(pairs, draft))
+    with pytest.raises(InvalidRun) as error:
+        create_sweep(sweep, owner=owner, submit_key="k", preflight=preflight.check_runs)
+    assert not Sweep.objects.exists() and not Run.objects.exists()
+    return error.value
+
+
+def test_pools_bucket_and_each_of_the_data_are_checked_once(
+    operator_user: Any, contacted: list[str], tmp_path: Path
+) -> None:
+    draft = w.draft(rendezvous=(tmp_path / "rendezvous" / "mine").as_uri())
+    data = ["stdlib", "file:///one.txt", "file:///refused.txt"]
+    error = checked(draft, operator_user, ("inner_lr", "1e-4, 1e-3"), ("workload.data", data))
+    expected = ["pool 0", draft.rendezvous, *data]
+    assert sorted(contacted) == sorted(expected)
+    assert error.problems == (
+        Problem(field="data", message="with inner_lr=0.0001, data=file:///refused.txt: a test"),
+    )
+
+
+def test_deadline_and_budget_of_every_run_are_checked(
+    operator_user: Any, contacted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {("local", "cpu"): 1000.0}
+    monkeypatch.setattr(preflight, "rates_of_all", lambda all_: [rates for _ in all_])
+    demo = local_demo()
+    pool = replace(demo.pools[0], price_usd_h=1.0, timeout_s=3600)
+    draft = replace(demo, pools=(pool,), budget_usd=0.9, time_limit_s=0)
+    pairs = ("sync_every", "2, 4000"), ("total_rounds", "100, 1000")
+    error = checked(draft, operator_user, *pairs)
+    assert [(each.field, each.message.partition(": ")[0]) for each in error.problems] == [
+        ("budget_usd", "with sync_every=2, total_rounds=1000"),
+        ("pools.0.timeout_s", "with sync_every=4000, total_rounds=100"),
+    ]
+
+
+def test_a_problem_of_all_runs_is_reported_once_and_without_values(
+    operator_user: Any, contacted: list[str]
+) -> None:
+    draft = replace(local_demo(), store_credential=7)
+    [problem] = checked(draft, operator_user, ("inner_lr", "1, 2")).problems
+    assert problem.field == "store_credential"
+    assert problem.message.startswith("expected a credential for store")
+    assert contacted == []
+
+
+def test_a_sweep_has_a_name_of_its_own(operator_user: Any) -> None:
+    error = checked(replace(local_demo(), name=" "), operator_user, ("inner_lr", "1, 2"))
+    assert (error.field, error.message) == ("name", "expected 1 to 80 characters, found 0")
 
 
 @pytest.mark.parametrize(
