@@ -33,8 +33,8 @@ def change_views(changes: Sequence[FieldChange], pools: Sequence[int | str]) -> 
         ChangeView(
             input=_input(change.field, pools),
             label=change.label,
-            before=value_text(change.before),
-            after=value_text(change.after),
+            before=_text(change.field, change.before),
+            after=_text(change.field, change.after),
         )
         for change in changes
     ]
@@ -48,6 +48,14 @@ def _input(field: str, pools: Sequence[int | str]) -> str:
         index, _, name = name.partition(".")
         return f"pools.{pools[int(index)]}.{name}" if int(index) < len(pools) else ""
     return name or field
+
+
+def _text(field: str, value: Any) -> str:
+    if field == "notify" and value is None:
+        return "all"
+    if field in ("notify", "trackers") and value:
+        return ", ".join(map(str, value))
+    return value_text(value)
 
 
 def value_text(value: Any) -> str:

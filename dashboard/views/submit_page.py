@@ -61,11 +61,12 @@ def preview(form: RunForm, draft: RunDraft) -> Preview:
     """Raises :class:`InvalidRun` for an invalid sweep."""
     estimate = make_estimate(draft, throughput_history.known_rates(draft.workload.to_dict()))
     result = dataclasses.asdict(estimate)
-    result["effective_json"] = document = json.dumps(document_of(draft), indent=2)
+    described = document_of(draft)
+    result["effective_json"] = document = json.dumps(described, indent=2)
     sweep = form.sweep_of(draft) if form.is_bound else None
     arguments = _sweep_arguments(form) if sweep else []
     origin = cloned_run(form)
-    changed = None if origin is None else changes(clone_of(origin), draft)
+    changed = None if origin is None else changes(document_of(clone_of(origin)), described)
     return Preview(
         estimate=result,
         changes=None if changed is None else change_views(changed, [p.index for p in form.pools]),

@@ -1,4 +1,4 @@
-"""What a draft changes: its fields that differ from those of the run that it was cloned from."""
+"""What a document changes: fields that differ from those of the run that it was cloned from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco.protocol.settings import setting_fields
-from runs.submit.run_draft import RunDraft
 
 _LABELS = {
     "time_limit_s": "Time limit",
@@ -25,7 +24,7 @@ _SKIPPED = frozenset({"name", "rendezvous", "fork"})
 @dataclass(frozen=True, kw_only=True)
 class FieldChange:
     """``field`` is its path in the document, e.g. ``settings.inner_lr`` or ``pools.0.count``. A
-    value is None where the other draft has the field alone."""
+    value is None where the other document has the field alone."""
 
     field: str
     label: str
@@ -33,7 +32,7 @@ class FieldChange:
     after: Any
 
 
-def changes(before: RunDraft, after: RunDraft) -> list[FieldChange]:
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[FieldChange]:
     """Fields of ``after`` that differ from ``before``, in the order of the document.
 
     Left out are name, rendezvous and fork, and the number of replicas, which follows from the
@@ -47,16 +46,13 @@ def changes(before: RunDraft, after: RunDraft) -> list[FieldChange]:
     ]
 
 
-def _flat(draft: RunDraft) -> dict[str, Any]:
-    document = draft.to_dict()
-    document["settings"] = {
-        name: value for name, value in document["settings"].items() if name != "num_replicas"
-    }
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         path: value
         for name, part in document.items()
         if name not in _SKIPPED
         for path, value in _paths(name, part)
+        if path != "settings.num_replicas"
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 from django.test import Client
+from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from dashboard.api.document import document_of
 from dashboard.forms import PoolChoices, RunForm, initial_from, pasted
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import WORKLOADS
-from runs.models import Run, Sweep
+from runs.models import ExperimentTracker, Run, Sweep, Webhook
 from runs.submit import run_draft
 from runs.submit.run_draft import PoolDraft
 from tests.browser import seed
@@ -41,6 +42,12 @@ def run(operator_user: Any, tmp_path: Path) -> Run:
     Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
     created.refresh_from_db()
     return created
+
+
+def tracker(name: str, *, enabled: bool = True) -> ExperimentTracker:
+    return ExperimentTracker.objects.create(
+        name=name, kind="tensorboard", enabled=enabled, created_at=timezone.now()
+    )
 
 
 def paste(client: Client, text: str) -> Any:
@@ -215,6 +222,40 @@ def test_a_clone_lists_what_it_changes(client: Client, run: Run) -> None:
     words = shlex.split(answer["command"])
     assert words[:3] == ["archipelago", "clone", str(run.pk)]
     assert "settings.inner_lr=0.00123" in words and "pools.0.count=3" in words
+
+
+def test_a_clone_changes_trackers_and_webhooks_by_name(client: Client, run: Run) -> None:
+    board = tracker("board")
+    desk, _ = (
+        Webhook.objects.create(name=name, url="https://a.example", created_at=timezone.now())
+        for name in ("desk", "other")
+    )
+    answer = estimate(client, run, trackers=str(board.pk), notify=str(desk.pk))
+    assert [(c["input"], c["label"], c["before"], c["after"]) for c in answer["changes"]] == [
+        ("notify", "Webhooks for alerts", "all", "desk"),
+        ("trackers", "Experiment trackers", "none", "board"),
+    ]
+    words = shlex.split(answer["command"])
+    assert 'trackers=["board"]' in words and 'notify=["desk"]' in words
+
+
+def test_trackers_are_chosen_in_the_form_a_clone_and_a_document(
+    client: Client, operator_user: Any
+) -> None:
+    board, off = tracker("board"), tracker("off", enabled=False)
+    page = client.get("/runs/new").content.decode()
+    assert "board" in page and f'name="trackers" value="{off.pk}"' not in page
+    response = client.post("/runs/new", filled(client) | {"trackers": str(board.pk)})
+    assert response.status_code == 302
+    run = Run.objects.get()
+    assert list(run.mirrors.values_list("tracker", flat=True)) == [board.pk]
+    clone = client.get(f"/runs/new?clone={run.pk}").context["form"]
+    assert clone["trackers"].value() == [str(board.pk)]
+    Run.objects.all().delete()
+    form = paste(client, '{"pools": [{}], "trackers": ["board", "off"]}')
+    assert "trackers.1: expected a tracker (board), found 'off'" in form.all_errors["document"][0]
+    form = paste(client, '{"name": "x", "pools": [{}], "trackers": ["board"]}')
+    assert form["trackers"].value() == [str(board.pk)] and form.all_errors == {}
 
 
 def test_a_clone_shows_its_changes_without_javascript(client: Client, run: Run) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runs.submit.changes import FieldChange, changes
-from runs.submit.run_draft import PoolDraft, local_demo
+from runs.submit.changes import FieldChange
+from runs.submit.changes import changes as changes_of
+from runs.submit.run_draft import PoolDraft, RunDraft, local_demo
+
+
+def changes(before: RunDraft, after: RunDraft) -> list[FieldChange]:
+    return changes_of(before.to_dict(), after.to_dict())
 
 
 def test_equal_drafts_have_no_changes_whatever_their_names() -> None:
