@@ -60,7 +60,7 @@ def posted(form: RunForm) -> dict[str, Any]:
 def fill(
     document: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[QueryDict, list[Problem]]:
-    """What a browser posts for ``document``, and the problems that no field can show.
+    """Return the values that a browser posts for ``document``, and problems that no field can show.
 
     ``defaults`` are the values (:func:`posted`) of everything that the document omits.
     """

@@ -49,7 +49,7 @@ OFTEN_CHANGED = ("inner_lr", "sync_every", "total_rounds", "batch_size", "outer_
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What a valid form would launch. ``command`` is the command line that does the same."""
+    """The launch of a valid form. ``command`` is the command line that does the same."""
 
     estimate: dict[str, Any]
     changes: list[ChangeView] | None

@@ -25,7 +25,7 @@ from executors.base import (
 )
 from executors.loading import wait_loaded
 from executors.registry import BACKENDS
-from runs.backends.executors import capabilities_of, executor_of
+from runs.backends.executors import executor_of
 from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.credentials.restrictions import refused_options
 from runs.exceptions import InvalidRun
@@ -33,7 +33,8 @@ from runs.models import Credential, Run
 from runs.redaction import redact
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
 from runs.submit.create import CheckedDraft, check_pool, check_submission
-from runs.submit.forecast import RunEstimate, estimate_run
+from runs.submit.forecast import estimate_run
+from runs.submit.limit_check import limit_problems
 from runs.submit.run_draft import PoolDraft, RunDraft
 from runs.submit.shard_check import read_shards, shard_problem
 from runs.submit.throughput_history import rates_of_all
@@ -53,9 +54,6 @@ __all__ = [
 
 LOAD_PATIENCE_S = 8.0
 """How long a check waits for the import of a client library, before its own timeout starts."""
-
-ROUNDS_IN_A_JOB = 3
-"""A job with a shorter deadline spends most of it on starting up and catching up."""
 
 _FIELDS = frozenset({"options", "hardware", "region", "spot", "image", "timeout_s", "credential"})
 
@@ -128,7 +126,7 @@ def check_runs(
     return [
         shared
         + (_data_problems(draft, results[names[source]]) if source else [])
-        + _known_problems(draft, estimate_run(draft, known), over_budget=over_budget)
+        + limit_problems(draft, estimate_run(draft, known), over_budget=over_budget)
         for draft, source, known in zip(drafts, sources, rates, strict=True)
     ]
 
@@ -331,45 +329,3 @@ def _of_backend(pool: PoolDraft, index: int, error: Exception) -> Problem:
         return _at(index, "backend", f"{label}: {message}")
     # A bug or a broken client. Its message can contain anything.
     return _at(index, "backend", f"{label} could not be checked: {type(error).__name__}")
-
-
-# Problems that follow from known values.
-
-
-def _known_problems(draft: RunDraft, estimate: RunEstimate, *, over_budget: bool) -> list[Problem]:
-    """Deadlines that are too short, and a budget below the estimate."""
-    problems = _deadlines(draft, estimate)
-    return problems if over_budget else problems + _budget(draft, estimate)
-
-
-def _deadlines(draft: RunDraft, estimate: RunEstimate) -> list[Problem]:
-    round_s = estimate.round_s
-    if round_s is None:
-        return []
-    credentials = _credentials([pool.credential for pool in draft.pools])
-    problems = []
-    least_s = ROUNDS_IN_A_JOB * round_s
-    for index, pool in enumerate(draft.pools):
-        can = capabilities_of(pool.backend, credentials.get(pool.credential))
-        life_s = pool.timeout_s or can.max_lifetime_s
-        if life_s is not None and life_s < least_s:
-            problems.append(
-                _at(
-                    index,
-                    "timeout_s",
-                    f"expected at least {ROUNDS_IN_A_JOB} rounds, about {least_s:.0f} s at the "
-                    f"rate of earlier runs, found {life_s:.0f} s",
-                )
-            )
-    return problems
-
-
-def _budget(draft: RunDraft, money: RunEstimate) -> list[Problem]:
-    if not draft.budget_usd or money.usd is None or money.usd <= draft.budget_usd:
-        return []
-    until = "to the time limit" if money.hours_by == "time limit" else "for all rounds"
-    message = (
-        f"expected at least ${money.usd:.2f}, the estimate {until} ({money.hours:.1f} h at "
-        f"${money.usd_h:.2f} an hour), found ${draft.budget_usd:.2f}"
-    )
-    return [Problem(field="budget_usd", message=message)]

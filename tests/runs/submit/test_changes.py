@@ -1,4 +1,4 @@
-"""What a draft changes of the run that it was cloned from."""
+"""Changes of a draft against the run that it was cloned from."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_nothing_is_stored_if_one_run_cannot_be(
 
 @pytest.fixture
 def contacted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was contacted by a check, without doing so."""
+    """Names and addresses that a check asks for, without calling them."""
     seen: list[str] = []
     refused = {"file:///refused.txt": ["a test"]}
 
