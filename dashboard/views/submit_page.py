@@ -14,6 +14,7 @@ from django.shortcuts import render
 
 from dashboard.api.document import document_of
 from dashboard.forms import RunForm, option_help
+from dashboard.forms.run import DERIVED
 from dashboard.presentation import formats
 from dashboard.presentation.changes import ChangeView, change_views
 from dashboard.presentation.command_line import clone_command, submit_command
@@ -149,7 +150,7 @@ def page(
         "bucket_result": (tested or {}).get("rendezvous"),
         "essential": _rows(form, ESSENTIAL),
         "sections": _sections(form),
-        "open": _open(form, errors, is_clone=origin is not None),
+        "open": _open(form, errors, request.POST.get("open", ""), is_clone=origin is not None),
         "cloned": origin,
         "is_pasted": "paste" in request.POST,
         "often": [form[name] for name in OFTEN_CHANGED],
@@ -178,17 +179,18 @@ def show(form: RunForm, problems: Any) -> None:
 def _sections(form: RunForm) -> list[dict[str, Any]]:
     """The closed sections of group settings."""
     assert set(TITLES) == set(SECTIONS)
-    sections = []
-    for name, title in TITLES.items():
-        names = [
-            spec.name
-            for spec in setting_fields()
-            if spec.section == name and spec.name in form.fields and spec.name not in ESSENTIAL
-        ]
-        rows = _rows(form, names)
-        has_error = any(row["field"].errors for row in rows)
-        sections.append({"name": name, "title": title, "rows": rows, "open": has_error})
-    return sections
+    return [
+        {"id": f"s-{name}", "title": title, "rows": _rows(form, _settings_of(name))}
+        for name, title in TITLES.items()
+    ]
+
+
+def _settings_of(section: str) -> list[str]:
+    return [
+        spec.name
+        for spec in setting_fields()
+        if spec.section == section and spec.name not in {*ESSENTIAL, *DERIVED}
+    ]
 
 
 def _rows(form: RunForm, names: Any) -> list[dict[str, Any]]:
@@ -197,33 +199,37 @@ def _rows(form: RunForm, names: Any) -> list[dict[str, Any]]:
 
 
 _PARTS = {
-    "run": ("name",),
-    "model": ("workload", "size", "data", "data_source", "eval_bytes"),
-    "training": ESSENTIAL,
-    "limits": ("budget_usd", "time_limit_s"),
-    "bucket": ("rendezvous", "store_credential"),
-    "start": ("start", "start_timeout_s", "max_restarts"),
-    "sweep": ("sweep", "sweep_parallel", "sweep_budget_usd", "sweep_metric"),
-    "notify": ("notify", "trackers"),
-    "source": ("document",),
+    "s-run": ("name",),
+    "s-model": ("workload", "size", "data", "data_source", "eval_bytes"),
+    "s-replicas": (),
+    "s-training": ESSENTIAL,
+    "s-limits": ("budget_usd", "time_limit_s"),
+    "s-bucket": ("rendezvous", "store_credential"),
+    "s-start": ("start", "start_timeout_s", "max_restarts"),
+    "s-sweep": ("sweep", "sweep_parallel", "sweep_budget_usd", "sweep_metric"),
+    "s-notify": ("notify", "trackers"),
+    "s-source": ("document",),
+    "s-fork": ("fork_run", "fork_round", "fork_outer"),
+    **{f"s-{name}": tuple(_settings_of(name)) for name in TITLES},
 }
 """Fields of each section, whose errors open it."""
-_ESSENTIAL_PARTS = frozenset({"run", "model", "replicas", "training", "limits"})
+_ESSENTIAL_PARTS = ("s-run", "s-model", "s-replicas", "s-training", "s-limits")
 
 
-def _open(form: RunForm, errors: dict[str, Any], *, is_clone: bool) -> set[str]:
-    """Names of the sections that are open: the essential ones, unless this is a clone, and those
-    with an error or with input that would be overlooked."""
-    opened = set() if is_clone else set(_ESSENTIAL_PARTS)
+def _open(form: RunForm, errors: dict[str, Any], before: str, *, is_clone: bool) -> list[str]:
+    """Ids of the open sections: those that were open when the form was sent, at first the essential
+    ones, for a clone the name alone; and those with an error or with input that would be
+    overlooked."""
+    opened = {name for name in before.split() if name in _PARTS}
+    opened = opened or set(_ESSENTIAL_PARTS[:1] if is_clone else _ESSENTIAL_PARTS)
     opened |= {name for name, fields in _PARTS.items() if set(fields) & set(errors)}
-    known = {field for fields in _PARTS.values() for field in fields}
-    workload = {name for name in errors if name not in known and not name.startswith("pools")}
-    if workload & set(form.fields) - {spec.name for spec in setting_fields()}:
-        opened.add("model")
     if any(name.startswith("pools") for name in errors):
-        opened.add("replicas")
+        opened.add("s-replicas")
+    placed = {field for fields in _PARTS.values() for field in fields}
+    if any(name in form.fields and name not in placed for name in errors):  # of a workload
+        opened.add("s-model")
     if form.is_sweep:
-        opened.add("sweep")
+        opened.add("s-sweep")
     if form["document"].value():
-        opened.add("source")
-    return opened
+        opened.add("s-source")
+    return sorted(opened)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, expect
 
 from tests.browser.conftest import Site, Window, overflow
+from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
 
@@ -19,10 +20,6 @@ class Clicks:
     def __call__(self, target: Locator) -> None:
         target.click()
         self.count += 1
-
-
-def open_section(page: Page, name: str) -> None:
-    page.locator(".section-card > summary", has=page.get_by_role("heading", name=name)).click()
 
 
 def test_again_with_another_learning_rate_takes_three_clicks(window: Window, site: Site) -> None:
@@ -75,7 +72,7 @@ def test_a_pasted_document_fills_the_form_with_errors_at_their_fields(window: Wi
     page.get_by_label("Document", exact=True).fill(
         "name: From YAML\nsettings:\n  sync_every: 0\n  nothing: 1\npools:\n  - count: 2\n"
     )
-    page.get_by_role("button", name="Fill in from the document").click()
+    page.get_by_role("button", name="Use the document").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("From YAML")
     expect(page.locator("#id_sync_every_error")).to_contain_text("expected 1 or more, found 0")
     expect(page.locator("#id_document_error")).to_contain_text(

@@ -16,6 +16,7 @@ export function settingSearch(form) {
   const input = $("input", box);
   const note = $("[data-search-count]", box);
   const sections = $$(".section-card", form);
+  const edited = new Set(); // the sections with a changed field stay open
   let opened = null; // the sections that were open before the search
 
   /** The fields of the form. Rows of pools come and go, so they are read for each query. */
@@ -50,7 +51,7 @@ export function settingSearch(form) {
 
   function clear() {
     form.removeAttribute("data-searching");
-    for (const section of sections) if (opened) section.open = opened.has(section) || !!$(".field [data-edited]", section);
+    for (const section of sections) if (opened) section.open = opened.has(section) || edited.has(section);
     opened = null;
     setText(note, "");
   }
@@ -67,6 +68,11 @@ export function settingSearch(form) {
       clear();
     }
   });
+  form.addEventListener("change", ({ target }) => edited.add(target.closest(".section-card")));
+  // The answer to a sent form has the same sections open.
+  form.addEventListener("submit", () => {
+    form.elements.open.value = sections.filter((section) => section.open).map((section) => section.id).join(" ");
+  });
   form.addEventListener("click", (event) => {
     const link = event.target.closest("[data-go]");
     if (!link) return;
@@ -82,5 +88,7 @@ export function settingSearch(form) {
       if (section.matches("details")) section.open = true;
     });
   }
+  const linked = sections.find((section) => `#${section.id}` === location.hash);
+  if (linked) linked.open = true;
   if (input.autofocus) input.focus();
 }
