@@ -6,51 +6,29 @@ import dataclasses
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from archipelago import sweep_rows
 from runs.models import Run, Sweep
 from runs.queries import sweeps
-from tests.browser import seed
+from tests.browser import seed, seed_sweeps
 
 pytestmark = pytest.mark.django_db
-
-
-def sweep_with(owner: Any, losses: list[float | None]) -> Sweep:
-    sweep = Sweep.objects.create(
-        name="Rates",
-        owner=owner,
-        parameters=[{"field": "settings.inner_lr", "values": [1.0, 2.0]}],
-        metric="eval_loss",
-        submit_key=f"k{Sweep.objects.count()}",
-        created_at=timezone.now(),
-    )
-    for index, loss in enumerate(losses):
-        run = seed.run(owner, name=f"r{index}", replicas=1)
-        Run.objects.filter(pk=run.pk).update(
-            sweep=sweep,
-            sweep_index=index,
-            sweep_values={"settings.inner_lr": index},
-            eval_loss=loss,
-            cost_usd=1.5,
-        )
-    return sweep
 
 
 def test_the_best_value_is_first_and_runs_without_one_are_last(
     django_assert_max_num_queries: Any,
 ) -> None:
     owner = seed.user("olga", "operator")
-    sweep = sweep_with(owner, [3.0, None, float("inf"), 2.0])
+    sweep = seed_sweeps.sweep(owner, [3.0, None, float("inf"), 2.0])
     found = sweeps.find(owner, sweep.pk)
     assert found is not None
     with django_assert_max_num_queries(6):
         ranked = sweeps.ranked(found, owner)
     assert [(row["rank"], row["run"]["name"]) for row in ranked["runs"]] == [
-        (1, "r3"),
-        (2, "r0"),
-        (None, "r1"),
-        (None, "r2"),
+        (1, "Rates 3"),
+        (2, "Rates 0"),
+        (None, "Rates 1"),
+        (None, "Rates 2"),
     ]
     assert [row["value"] for row in ranked["runs"]] == [2.0, 3.0, None, None]
     assert ranked["sweep"]["cost_usd"] == 6.0
@@ -59,19 +37,19 @@ def test_the_best_value_is_first_and_runs_without_one_are_last(
 
 def test_a_metric_of_which_more_is_better_is_ranked_the_other_way() -> None:
     owner = seed.user("olga", "operator")
-    sweep = sweep_with(owner, [1.0, 1.0])
-    Run.objects.filter(name="r1").update(phase_s={"compute": 9, "wait": 1})
-    Run.objects.filter(name="r0").update(phase_s={"compute": 1, "wait": 9})
+    sweep = seed_sweeps.sweep(owner, [1.0, 1.0])
+    Run.objects.filter(name="Rates 1").update(phase_s={"compute": 9, "wait": 1})
+    Run.objects.filter(name="Rates 0").update(phase_s={"compute": 1, "wait": 9})
     found = sweeps.find(owner, sweep.pk)
     assert found is not None
     ranked = sweeps.ranked(found, owner, "goodput")
-    assert [row["run"]["name"] for row in ranked["runs"]] == ["r1", "r0"]
+    assert [row["run"]["name"] for row in ranked["runs"]] == ["Rates 1", "Rates 0"]
     assert sweeps.ranked(found, owner, "nothing")["metric"] == "eval_loss"
 
 
 def test_rows_have_the_fields_of_their_types() -> None:
     owner = seed.user("olga", "operator")
-    found = sweeps.find(owner, sweep_with(owner, [1.0]).pk)
+    found = sweeps.find(owner, seed_sweeps.sweep(owner, [1.0]).pk)
     assert found is not None
     ranked = sweeps.ranked(found, owner)
     for kind, row in (
@@ -85,7 +63,7 @@ def test_rows_have_the_fields_of_their_types() -> None:
 
 def test_pages_follow_each_other_without_gap() -> None:
     owner = seed.user("olga", "operator")
-    wanted = [sweep_with(owner, []).pk for _ in range(3)][::-1]
+    wanted = [seed_sweeps.sweep(owner, []).pk for _ in range(3)][::-1]
     every = sweeps.sweeps_for(owner)
     first, after = sweeps.page(every, limit=2)
     rest, end = sweeps.page(every, before=after, limit=2)
@@ -97,7 +75,7 @@ def test_pages_follow_each_other_without_gap() -> None:
 
 def test_whatever_the_columns_hold_can_be_shown() -> None:
     owner = seed.user("olga", "operator")
-    sweep = sweep_with(owner, [1.0])
+    sweep = seed_sweeps.sweep(owner, [1.0])
     Sweep.objects.update(parameters={"a": [1]}, metric="nothing")
     Run.objects.update(sweep_values=[1])
     found = sweeps.find(owner, sweep.pk)
@@ -109,5 +87,5 @@ def test_whatever_the_columns_hold_can_be_shown() -> None:
 
 def test_a_user_without_a_role_sees_none() -> None:
     owner = seed.user("olga", "operator")
-    sweep = sweep_with(owner, [1.0])
+    sweep = seed_sweeps.sweep(owner, [1.0])
     assert sweeps.find(seed.user("no-role", ""), sweep.pk) is None
