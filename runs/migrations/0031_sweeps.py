@@ -1,5 +1,6 @@
 """Sweeps, and the place of a run in one."""
 
+import django.core.validators
 import django.db.models.deletion
 import uuid
 from django.conf import settings
@@ -8,7 +9,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("runs", "0033_trackers"),
+        ("runs", "0034_price_limits"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -45,7 +46,14 @@ class Migration(migrations.Migration):
                 ("parallel", models.PositiveIntegerField(default=0, help_text="0 means no limit")),
                 (
                     "budget_usd",
-                    models.FloatField(default=0, help_text="Of all its runs; 0 means no limit"),
+                    models.FloatField(
+                        default=0,
+                        help_text="Of all its runs; 0 means no limit",
+                        validators=[
+                            django.core.validators.MinValueValidator(0.0),
+                            django.core.validators.MaxValueValidator(1000000000000.0),
+                        ],
+                    ),
                 ),
                 ("submit_key", models.CharField(max_length=64, unique=True)),
                 ("created_at", models.DateTimeField()),

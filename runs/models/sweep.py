@@ -7,6 +7,8 @@ import uuid
 from django.conf import settings
 from django.db import models
 
+from runs.models import money
+
 
 class Sweep(models.Model):
     """A sweep, and the limits of its runs together.
@@ -23,7 +25,9 @@ class Sweep(models.Model):
     parameters = models.JSONField()
     metric = models.CharField(max_length=32, help_text="Ranks the runs")
     parallel = models.PositiveIntegerField(default=0, help_text="0 means no limit")
-    budget_usd = models.FloatField(default=0, help_text="Of all its runs; 0 means no limit")
+    budget_usd = models.FloatField(
+        validators=money.COST, default=0, help_text="Of all its runs; 0 means no limit"
+    )
     submit_key = models.CharField(max_length=64, unique=True)
     created_at = models.DateTimeField()
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from executors.base import Problem
 from runs.exceptions import InvalidRun
-from runs.models import Sweep
+from runs.models import Sweep, money
 from runs.queries.comparison import MEASURES
 from runs.submit.create import (
     SUBMIT_KEY_LENGTH,
@@ -100,14 +100,15 @@ def check_sweep(
         )
     if not 0 <= sweep.parallel <= MOST_RUNS:
         raise InvalidRun("sweep_parallel", f"expected 0 to {MOST_RUNS}, found {sweep.parallel}")
-    if not 0 <= sweep.budget_usd < float("inf"):
-        raise InvalidRun("sweep_budget_usd", f"expected 0 or more, found {sweep.budget_usd}")
+    if not 0 <= sweep.budget_usd <= money.MAX_USD:
+        expected = f"expected 0 to {money.MAX_USD:,.0f} USD"
+        raise InvalidRun("sweep_budget_usd", f"{expected}, found {sweep.budget_usd}")
     drafts = sweep.drafts()
-    money = _summed(sweep, _estimates(drafts)).usd
-    if sweep.budget_usd and money is not None and money > sweep.budget_usd and not over_budget:
+    usd = _summed(sweep, _estimates(drafts)).usd
+    if sweep.budget_usd and usd is not None and usd > sweep.budget_usd and not over_budget:
         raise InvalidRun(
             "sweep_budget_usd",
-            f"expected at least ${money:.2f}, the estimate of {len(drafts)} runs, "
+            f"expected at least ${usd:.2f}, the estimate of {len(drafts)} runs, "
             f"found ${sweep.budget_usd:.2f}",
         )
     checked: list[CheckedDraft] = []

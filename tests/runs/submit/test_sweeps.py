@@ -184,6 +184,7 @@ def test_a_sweep_has_a_name_of_its_own(operator_user: Any) -> None:
         ({"parallel": -1}, "sweep_parallel"),
         ({"budget_usd": float("nan")}, "sweep_budget_usd"),
         ({"budget_usd": -1.0}, "sweep_budget_usd"),
+        ({"budget_usd": 1e13}, "sweep_budget_usd"),
     ],
 )
 def test_a_limit_out_of_range_names_its_field(
