@@ -71,7 +71,10 @@ function submitPage() {
     }
     rows().forEach((row, i) => {
       const usd = estimate.pool_usd_h[i];
-      setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
+      setText(
+        $("[data-pool-cost]", row),
+        usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`,
+      );
     });
     setText($("[data-replicas-total]", form), `${estimate.replicas} in total`);
     const budget = Number(form.elements.budget_usd.value);
@@ -94,7 +97,10 @@ function submitPage() {
   function keep(names, errors) {
     for (const name of names) {
       if (errors[name] || tested.has(name)) continue;
-      tested.set(name, $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()));
+      tested.set(
+        name,
+        $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()),
+      );
     }
     return null;
   }
@@ -152,11 +158,16 @@ function submitPage() {
   /** Remove a test result after its input changed. */
   function forget(name) {
     const row = name.startsWith("pools.");
-    const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
+    const what = row
+      ? name.split(".").slice(0, 2).join(".")
+      : name === "store_credential"
+        ? "rendezvous"
+        : name;
     // A backend change invalidates reachability results; any change can affect the cost.
     const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
     for (const known of [...tested.keys()]) {
-      if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
+      if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`))
+        tested.delete(known);
     }
     for (const one of [what, ...also]) $(`[data-result="${one}"]`, form)?.replaceChildren();
   }
@@ -171,7 +182,11 @@ function submitPage() {
     later(0);
   });
   form.addEventListener("focusout", (event) => {
-    if (!event.target.name || (event.target.value && event.target.value === event.target.defaultValue)) return;
+    if (
+      !event.target.name ||
+      (event.target.value && event.target.value === event.target.defaultValue)
+    )
+      return;
     touched.add(event.target.name);
     later(0);
   });
@@ -182,14 +197,18 @@ function submitPage() {
     sent({ submitter }) {
       sending = true;
       label(submitter?.name ? "Checking…" : "Launching…");
-      const typed = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== token.name);
+      const typed = [...new FormData(form)].filter(
+        ([name, value]) => typeof value === "string" && name !== token.name,
+      );
       sessionStorage.setItem(KEPT, JSON.stringify(typed));
     },
     back() {
       sending = false;
       label(launchText);
       const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new submit key for a new run
-      form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+      form.elements.submit_key.value = btoa(String.fromCharCode(...bytes))
+        .replaceAll("+", "-")
+        .replaceAll("/", "_");
     },
   });
 

@@ -1,5 +1,5 @@
-// What a launch would do, beside the estimate: the fields that a clone changes, the runs of a sweep,
-// and the same request as JSON or as a command line.
+// What a launch would do, beside the estimate: the fields that a clone changes, the runs of a
+// sweep, and the same request as JSON or as a command line.
 
 import * as format from "../lib/format.js";
 import { $, $$, h, setText } from "../lib/dom.js";
@@ -8,7 +8,8 @@ export function showChanges(form, changes) {
   const part = $("[data-changes]", form);
   if (!part || !changes) return;
   const run = $("caption", part).textContent.replace("Fields changed from ", "");
-  setText($("[data-changes-title]", part), changes.length ? `Changed from ${run}` : "Nothing changed yet");
+  const title = changes.length ? `Changed from ${run}` : "Nothing changed yet";
+  setText($("[data-changes-title]", part), title);
   $("table", part).hidden = !changes.length;
   $("[data-changes-rows]", part).replaceChildren(...changes.map(({ input, label, before, after }) =>
     h("tr", {},
@@ -34,7 +35,7 @@ export function copyButtons(form) {
     const { copy } = target.dataset;
     if (!copy) return;
     const written = navigator.clipboard.writeText($(`[data-${copy}]`, form).textContent);
-    const result = await written.then(() => "Copied", () => "The browser refused; select the text below");
-    setText($("[data-copied]", buttons), result);
+    const refused = "The browser refused; select the text below";
+    setText($("[data-copied]", buttons), await written.then(() => "Copied", () => refused));
   });
 }

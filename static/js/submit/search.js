@@ -6,9 +6,12 @@ import { $, $$, setText } from "../lib/dom.js";
 /** Open the sections around an element, show it and focus its input. */
 export function reveal(target) {
   if (!target) return;
-  for (let at = target.closest("details"); at; at = at.parentElement.closest("details")) at.open = true;
+  for (let at = target.closest("details"); at; at = at.parentElement.closest("details")) {
+    at.open = true;
+  }
   target.scrollIntoView({ block: "center" });
-  (target.matches("input, select, textarea") ? target : $("input, select, textarea, summary", target))?.focus();
+  const input = "input, select, textarea";
+  (target.matches(input) ? target : $(`${input}, summary`, target))?.focus();
 }
 
 export function settingSearch(form) {
@@ -36,7 +39,8 @@ export function settingSearch(form) {
     form.toggleAttribute("data-searching", true);
     const hits = [];
     for (const { field, text } of fields()) {
-      const hit = words.every((word) => text.includes(word)) && !field.closest("[data-when][hidden], template");
+      const isOffered = !field.closest("[data-when][hidden], template");
+      const hit = isOffered && words.every((word) => text.includes(word));
       field.toggleAttribute("data-hit", hit);
       if (hit) hits.push(field);
     }
@@ -45,13 +49,16 @@ export function settingSearch(form) {
       section.open = has;
       section.toggleAttribute("data-hit", has);
     }
-    setText(note, hits.length ? `${hits.length} setting${hits.length === 1 ? "" : "s"}` : "No setting matches");
+    const count = `${hits.length} setting${hits.length === 1 ? "" : "s"}`;
+    setText(note, hits.length ? count : "No setting matches");
     return hits;
   }
 
   function clear() {
     form.removeAttribute("data-searching");
-    for (const section of sections) if (opened) section.open = opened.has(section) || edited.has(section);
+    for (const section of opened ? sections : []) {
+      section.open = opened.has(section) || edited.has(section);
+    }
     opened = null;
     setText(note, "");
   }
@@ -71,7 +78,8 @@ export function settingSearch(form) {
   form.addEventListener("change", ({ target }) => edited.add(target.closest(".section-card")));
   // The answer to a sent form has the same sections open.
   form.addEventListener("submit", () => {
-    form.elements.open.value = sections.filter((section) => section.open).map((section) => section.id).join(" ");
+    const shown = sections.filter((section) => section.open);
+    form.elements.open.value = shown.map((section) => section.id).join(" ");
   });
   form.addEventListener("click", (event) => {
     const link = event.target.closest("[data-go]");
@@ -79,8 +87,9 @@ export function settingSearch(form) {
     event.preventDefault();
     input.value = "";
     clear();
-    reveal(document.getElementById(link.dataset.go) ?? document.getElementById(`id_${link.dataset.go}`)
-      ?? form.elements[link.dataset.go]);
+    const name = link.dataset.go;
+    const place = document.getElementById(name) ?? document.getElementById(`id_${name}`);
+    reveal(place ?? form.elements[name]);
   });
   for (const link of $$(".submit-index a", form)) {
     link.addEventListener("click", () => {
