@@ -26,6 +26,7 @@ from dashboard.api import (
     run_page,
     runs,
     search,
+    sweeps,
     tools,
     trackers,
     views,
@@ -61,7 +62,7 @@ api = Api(
 problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
-    *(alerts, search, money, accounts, people, trackers),
+    *(alerts, search, money, accounts, people, trackers, sweeps),
 ):
     api.add_router("", part.router)
 

@@ -52,6 +52,9 @@ SCREENS = {
     "runs": "/",
     "runs-differing": "/?columns=state,name,loss,age&differ=1",
     "new": "/runs/new",
+    "clone": "/runs/new?clone={run}",
+    "sweeps": "/sweeps",
+    "sweep": "/sweeps/{sweep}",
     "planner": "/planner",
     "tokens": "/settings/tokens",
     "password": "/settings/password",
@@ -96,6 +99,7 @@ EMPTY = {
     "users": "/settings/people",
     "fleet": "/fleet",
     "spend": "/spend",
+    "sweeps": "/sweeps",
 }
 WITHOUT_SIGN_IN = {"sign-in": "/login", "choose": "/account/choose/MQ/none"}
 
@@ -113,6 +117,10 @@ def runs(site: Site) -> dict[str, str]:
             "name='Bad bucket', state='failed', committed=0, reason='AccessDenied'"
         ),
     }
+    runs["sweep"] = site.python(
+        "from tests.browser import seed_sweeps\n"
+        "print(seed_sweeps.sweep(seed.user('olga', 'operator'), [2.5, None, 2.25]).pk)"
+    )
     site.python("\n".join(ALERTS).format(run=runs["many"]))
     site.python(
         "from tests.browser import seed_spend\n"
@@ -329,6 +337,8 @@ PAGE_TEMPLATES = {
     "planner/planner.html",
     "fleet/fleet.html",
     "spend/spend.html",
+    "sweeps/sweep.html",
+    "sweeps/sweeps.html",
     "compare/compare.html",
     "account/tokens.html",
     "account/password.html",

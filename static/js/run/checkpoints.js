@@ -28,7 +28,9 @@ function written({ store, page }, place, address, key) {
     }
   }
 
-  place.addEventListener("focusout", () => setTimeout(() => store.run && shown !== key() && refresh()));
+  place.addEventListener("focusout", () =>
+    setTimeout(() => store.run && shown !== key() && refresh()),
+  );
   return () => page.dataset.tab === panel && shown !== key() && refresh();
 }
 
