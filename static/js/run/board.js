@@ -33,6 +33,7 @@ function number(name) {
 
 export function board(context, place) {
   const { store, page } = context;
+  const usual = place.dataset.usual ?? "step"; // the horizontal axis, unless the address has another
   const root = place.closest("[data-panel]") ?? page;
   const at = marked(place, "x", "smooth", "smooth-out", "logy", "logx", "clip", "clip-out", ...ZOOMS);
   const self = {
@@ -56,6 +57,11 @@ export function board(context, place) {
     },
     origin: () => charts.find((chart) => chart.data)?.data.origin ?? 0,
   });
+  root.addEventListener("plot-added", ({ target }) => {
+    const chart = new Chart(self, target, specOf(target.dataset.plot));
+    charts.push(chart);
+    if (loaded) ask(chart);
+  });
   const grid = $("[data-panels]", root);
   const panels = grid && panelGrid(grid, page, {
     add: (card) => {
@@ -68,7 +74,7 @@ export function board(context, place) {
   });
 
   function fromAddress() {
-    const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : "step";
+    const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : usual;
     const [from, to] = [number("from"), number("to")];
     return {
       x,
@@ -184,7 +190,7 @@ export function board(context, place) {
     Object.assign(self.view, values);
     const { x, from, to, smooth, logx, logy, clip } = self.view;
     url.set({
-      x: x === "step" ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
+      x: x === usual ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
       log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip === null ? null : Number(clip), table: [...self.tables].join(","),
     }, { push, state: ZOOMED });
     controls();
