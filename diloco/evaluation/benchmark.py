@@ -2,19 +2,9 @@
 
 :class:`HarnessModel` is a model for ``lm_eval.simple_evaluate``: the harness chooses prompts and
 metrics, the run's model scores them. Answers are scored in batches of equal size on every device,
-so that a result does not depend on memory."""
+so that a result does not depend on memory. Needs the extra ``evaluation``."""
 
 from __future__ import annotations
-
-from diloco.errors import without_module
-
-try:
-    import lm_eval
-    from lm_eval import utils
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.tasks import TaskManager
-except ModuleNotFoundError as missing:
-    raise without_module(missing, "evaluation", caller=__name__) from None
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import torch
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
 from torch import Tensor
 
 from diloco.evaluation.language_model import LanguageModel
@@ -165,7 +159,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 max_seq_len=self._model.context,
                 context_len=1,
             )
-            pairs = [(None, *map(list, utils.make_disjoint_window(window))) for window in windows]
+            pairs = [
+                (None, list(context), list(answer))
+                for context, answer in map(utils.make_disjoint_window, windows)
+            ]
             result.append(math.fsum(score for score, _ in self._loglikelihood_tokens(pairs)))
         return result
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
 
 from diloco.clock import Clock
-from diloco.errors import ReplicaError
+from diloco.errors import ReplicaError, install_extra
 from diloco.evaluation.held_out import HeldOutResult, held_out_loss
 from diloco.evaluation.language_model import LanguageModel, language_model
 from diloco.evaluation.weights import Weights, load_into
@@ -25,6 +27,7 @@ from diloco.protocol.evaluation import (
 )
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import BadRecord
+from diloco.protocol.settings import SettingsError
 from diloco.store.base import MissingKey, Store
 from diloco.workloads import load_workload
 
@@ -72,6 +75,7 @@ def evaluate(
     data or the tasks do not fit, or a result is not a finite number.
     """
     began_s = clock.monotonic()
+    benchmark = _benchmark() if spec.tasks else None
     tensors = weights.load(store)
     metrics: list[EvaluationMetric] = []
     module: nn.Module | None = None
@@ -93,9 +97,7 @@ def evaluate(
     if held_out is not None:
         metrics += _loss_metrics(held_out)
     harness = ""
-    if spec.tasks and model is not None:
-        from diloco.evaluation import benchmark
-
+    if benchmark is not None and model is not None:
         measured = benchmark.run_tasks(
             model, spec.tasks, examples=spec.examples, task_folder=task_folder
         )
@@ -119,6 +121,16 @@ def evaluate(
     except BadRecord as error:  # e.g. more metrics than a result can have
         raise ReplicaError(str(error)) from error
     return result
+
+
+def _benchmark() -> ModuleType:
+    """The module of benchmark tasks. Raises :class:`SettingsError` without lm-eval."""
+    try:
+        return importlib.import_module("diloco.evaluation.benchmark")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "tasks", f"expected lm-eval, found no {error.name}; {install_extra('evaluation')}"
+        ) from None
 
 
 def _loss_metrics(result: HeldOutResult) -> list[EvaluationMetric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,12 @@ def test_a_custom_workload_has_no_known_tokens(
     write_checkpoint(store, 5, parrot())
     error = failed(capsys, store, "--data", shards)
     assert "evaluate it on its own data, without data and tasks" in error
+
+
+def test_tasks_without_lm_eval_name_what_to_install(
+    store: LocalStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "diloco.evaluation.benchmark", raising=False)
+    error = failed(capsys, store, "--tasks", "arc_easy")
+    assert "pip install 'archipelago-diloco[evaluation]'" in error
