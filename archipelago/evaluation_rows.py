@@ -9,7 +9,7 @@ from archipelago.rows import Row
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan(Row):
-    """What is measured of a run's checkpoints.
+    """Measurement of a run's checkpoints.
 
     ``every``: each ``every``-th checkpoint, and the final weights; 0: only on request. ``data`` is
     the URI of token shards, '' for the held-out data of the run's workload; ``examples`` 0 means

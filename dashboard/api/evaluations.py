@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=0, le=SMALL)]
 
 
 class PlanDocument(Body):
-    """What is measured of the run's checkpoints. ``credential`` is the name of a credential of the
+    """Measurement of the run's checkpoints. ``credential`` is the name of a credential of the
     backend, '' for the server's environment."""
 
     name: Name

@@ -35,7 +35,7 @@ _METRIC = re.compile(rf"[A-Za-z0-9_]{{1,{METRIC_CHARS}}}")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
-    """What is measured of a checkpoint. Raises :class:`SettingsError`.
+    """Measurement of a checkpoint. Raises :class:`SettingsError`.
 
     Args:
         data: URI of token shards, whose held-out part is read; '' for the held-out data of the

@@ -11,7 +11,7 @@ from runs.models.run import Run
 
 
 class EvaluationPlan(models.Model):
-    """What is measured of the checkpoints of a run, how often, and where.
+    """Measurement of the checkpoints of a run: what, how often, and where.
 
     Attributes:
         spec: :class:`diloco.protocol.evaluation.EvaluationSpec` as an object.
