@@ -70,6 +70,7 @@ def test_a_killed_job_is_repeated_and_its_result_drawn_once(measured: Run, tmp_p
     step_until(lambda: EvaluationAttempt.objects.filter(launched_at__isnull=False).exists())
     first = EvaluationAttempt.objects.get()
     handle = tmp_path / "var" / "jobs" / first.launch_key / "handle.json"
+    step_until(handle.exists)
     os.kill(json.loads(handle.read_text())["pid"], signal.SIGKILL)  # the shim, and with it the job
     step_until(has_ended)
     row = Evaluation.objects.get()
