@@ -21,7 +21,7 @@ from diloco.store.uris import check_rendezvous
 from diloco.telemetry.startup_timing import Startup
 from diloco.training.create_or_join import create_or_check
 from diloco.training.group import Group
-from diloco.training.join_options import JoinOptions
+from diloco.training.join_options import JoinOptions, Publish
 from diloco.training.post_round import Evaluate
 from diloco.training.progress import OnRound, callbacks_of
 from diloco.training.sample import Sampler
@@ -38,6 +38,7 @@ def join(
     settings: GroupSettings | None = None,
     fresh: bool | str = False,
     buffers: Buffers | None = None,
+    publish: Publish = "model",
     evaluate: Evaluate | None = None,
     config: Mapping[str, Any] | None = None,
     sample: Sampler | None = None,
@@ -78,6 +79,9 @@ def join(
             statistics of BatchNorm. "average": they become the average of the replicas in each
             round, as part of the weights; all replicas must enter it. "local": each replica keeps
             its own. None: the first step that changes one raises :class:`ValueError`.
+        publish: the final weights that the group stores. "model": the whole state dict of the
+            model. "exchanged": only what replicas exchange, i.e. trainable parameters and averaged
+            buffers, e.g. the adapters of a frozen base model, which then never leaves the machine.
         evaluate: returns (mean loss in nats per token, tokens evaluated). Called with the global
             weights in the model, on the replica that is scheduled to evaluate.
         config: stored as ``config.json`` beside the final weights.
@@ -121,6 +125,7 @@ def join(
             model=model,
             inner_optimizers=optimizers_of(inner_optimizer),
             buffers=buffers,
+            publish=publish,
             evaluate=evaluate,
             config=config or {},
             sample=sample,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from diloco.model import named_parameters
 from diloco.model.buffers import exchangeable
 from diloco.model.fragments import Slot, Table
+from diloco.model.frozen import frozen_parameters
 from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
@@ -42,7 +43,8 @@ class Layout:
     """The trained parameters of a model as one flat fp32 vector, ordered by fragment and by model
     order within a fragment (:class:`~diloco.model.fragments.Table`).
 
-    Frozen parameters are not included; a tied parameter appears once. With ``buffers``, those that
+    Frozen parameters are not included, and only compared (``frozen``); a tied parameter appears
+    once. With ``buffers``, those that
     replicas average (:mod:`diloco.model.buffers`) are included after the parameters. With FSDP2 the
     vector still contains the full parameters: :meth:`read` is a collective operation of all ranks
     of the mesh, and :meth:`write` takes the full vector on each rank.
@@ -82,6 +84,7 @@ class Layout:
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
+        self.frozen = frozen_parameters(model)
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
         self._parameters = [tensors[index] for index in self.table.order]

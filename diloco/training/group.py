@@ -22,7 +22,7 @@ import logging
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -51,7 +51,7 @@ from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
 from diloco.training.hooks import BeforeRound, RoundWatcher
 from diloco.training.initial_state import read_document
-from diloco.training.join_options import JoinOptions, layout_options
+from diloco.training.join_options import PUBLISHED, JoinOptions, layout_options
 from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, ignore_status
 from diloco.training.round_loop import RoundLoop
@@ -75,6 +75,8 @@ class Group:
         self.document = patiently(lambda: read_document(self._store, clock=clock), clock=clock)
         self.settings: GroupSettings = self.document.settings
         settings, model = self.settings, options.model
+        if options.publish not in PUBLISHED:
+            raise ValueError(f"publish: expected 'model' or 'exchanged', found {options.publish!r}")
         named_parameters.check_optimizers(model, options.inner_optimizers)
         self._buffers = BufferCheck(
             model, options.buffers, codec=settings.codec, mean_codec=settings.mean_codec
@@ -418,7 +420,14 @@ class Group:
         self._loop.state.discard_local()
 
     def _final_tensors(self) -> dict[str, Tensor]:
-        return dict(named_parameters.state(self._model))
+        return self._published(named_parameters.state(self._model))
+
+    def _published(self, state: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the final weights of the model's ``state``, all of which is consumed."""
+        if self._options.publish == "model":
+            return dict(state)
+        exchanged = {slot.name for slot in self._loop.state.layout.tensors}
+        return {name: tensor for name, tensor in state if name in exchanged}
 
     def _check(self) -> None:
         self._lease.check_fence()

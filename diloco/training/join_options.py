@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -19,6 +19,11 @@ from diloco.telemetry.startup_timing import Startup
 from diloco.training.post_round import Evaluate
 from diloco.training.progress import OnRound, OnStatus, ignore_status
 from diloco.training.sample import Sampler
+
+Publish = Literal["model", "exchanged"]
+"""model: the final weights are the whole state dict. exchanged: they are what replicas exchange, so
+that frozen parameters never leave the machine."""
+PUBLISHED = get_args(Publish)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class JoinOptions:
     heartbeat_interval_s: float | None = None
     telemetry_interval_s: float = TELEMETRY_INTERVAL_S
     buffers: Buffers | None = None
+    publish: Publish = "model"
     stateful: Mapping[str, Stateful] | None = None
     on_round: OnRound | None = None
     on_status: OnStatus = ignore_status
