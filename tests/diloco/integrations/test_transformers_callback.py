@@ -170,7 +170,7 @@ def test_losses_outside_the_model_output_are_refused(
 
 
 def test_schedules_follow_the_step_of_the_run() -> None:
-    from diloco.integrations.transformers import follow
+    from diloco.integrations.schedules import follow
 
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
