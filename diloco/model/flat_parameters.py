@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from diloco.model.frozen import frozen_parameters
 from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
+from diloco.protocol.records import FrozenEntry
 
 CHUNK = 2**22
 """Elements of a parameter that are read at a time to avoid a temporary of a fragment's size."""
@@ -84,11 +86,17 @@ class Layout:
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
-        self.frozen = frozen_parameters(model)
+        self._model = model
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
         self._parameters = [tensors[index] for index in self.table.order]
         self._sharding = named_parameters.sharding_modules(model)
+
+    @cached_property
+    def frozen(self) -> tuple[FrozenEntry, ...]:
+        """The frozen parameters. The first use reads them: for sharded ones it is a collective
+        operation of all ranks (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
+        return frozen_parameters(self._model)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
