@@ -106,7 +106,7 @@ def main() -> None:
         replicas = [start(recipe, folder, REPLICA_RANK=str(number)) for number in range(2)]
         group = {merged_loss(replica) for replica in replicas}
         alone = merged_loss(start(script, folder, MAX_STEPS=str(STEPS)))
-        adapter, whole = payload_size(folder / "run", 10), exchange_whole(base, folder / "whole")
+        adapter, whole = payload_size(folder / "run", 20), exchange_whole(base, folder / "whole")
     print(f"held-out loss of the base model        {before:.4f} nats per token")
     print(f"merged model, 2 replicas               {group.pop():.4f}")
     print(f"merged model, one worker, equal tokens {alone:.4f}")

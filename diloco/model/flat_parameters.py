@@ -63,6 +63,7 @@ class Layout:
         fragments: int = 1,
         pattern: str = "strided",
         buffers: bool = False,
+        compare_frozen: bool = True,
     ) -> None:
         embeddings = {
             id(parameter)
@@ -86,6 +87,8 @@ class Layout:
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
+        self.compares_frozen = compare_frozen
+        """Whether the frozen parameters must be equal in all replicas."""
         self._model = model
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
@@ -94,9 +97,9 @@ class Layout:
 
     @cached_property
     def frozen(self) -> tuple[FrozenEntry, ...]:
-        """The frozen parameters. The first use reads them: for sharded ones it is a collective
-        operation of all ranks (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
-        return frozen_parameters(self._model)
+        """The frozen parameters that are compared. The first use reads them, for sharded ones in a
+        collective operation of all ranks (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
+        return frozen_parameters(self._model) if self.compares_frozen else ()
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -51,7 +51,7 @@ from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
 from diloco.training.hooks import BeforeRound, RoundWatcher
 from diloco.training.initial_state import read_document
-from diloco.training.join_options import PUBLISHED, JoinOptions, layout_options
+from diloco.training.join_options import JoinOptions, layout_options
 from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, ignore_status
 from diloco.training.round_loop import RoundLoop
@@ -75,8 +75,6 @@ class Group:
         self.document = patiently(lambda: read_document(self._store, clock=clock), clock=clock)
         self.settings: GroupSettings = self.document.settings
         settings, model = self.settings, options.model
-        if options.publish not in PUBLISHED:
-            raise ValueError(f"publish: expected 'model' or 'exchanged', found {options.publish!r}")
         named_parameters.check_optimizers(model, options.inner_optimizers)
         self._buffers = BufferCheck(
             model, options.buffers, codec=settings.codec, mean_codec=settings.mean_codec

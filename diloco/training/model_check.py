@@ -16,9 +16,11 @@ def check_model(manifest: CheckpointManifest, layout: Layout) -> None:
     of the writer."""
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_other_model(manifest, layout))
-    # A group without frozen parameters, or of an earlier version, has recorded none.
-    if manifest.frozen is not None and not _equal(manifest.frozen, layout.frozen):
-        raise ModelMismatch(_other_base(manifest, manifest.frozen, layout))
+    expected = manifest.frozen
+    if expected is None or not layout.compares_frozen:
+        return  # a group without frozen parameters, or of an earlier version, has recorded none
+    if not _equal(expected, layout.frozen):
+        raise ModelMismatch(_other_base(manifest, expected, layout))
 
 
 def _equal(expected: tuple[FrozenEntry, ...], found: tuple[FrozenEntry, ...]) -> bool:
@@ -42,7 +44,8 @@ def _other_base(
     return (
         f"expected the frozen parameters of the group's model, found others: {difference}. "
         "Replicas do not exchange them. Load the base model of the group, in the same revision and "
-        f"precision as replica {manifest.writer.replica}, or enter another URI for a new group"
+        f"precision as replica {manifest.writer.replica}. If they differ on purpose, e.g. those of "
+        "a teacher, enter frozen='local' in join on all replicas"
     )
 
 

@@ -38,7 +38,7 @@ trainer = Trainer(
     ),
     train_dataset=tiny.rows(shard=REPLICA),
 )
-settings = diloco.GroupSettings(num_replicas=2, sync_every=10, total_rounds=10)  # diloco
+settings = diloco.GroupSettings(num_replicas=2, sync_every=5, outer_momentum=0.5)  # diloco
 trainer.add_callback(DiLoCoCallback(URI, trainer=trainer, settings=settings))  # diloco
 trainer.train()
 

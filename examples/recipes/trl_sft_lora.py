@@ -41,7 +41,7 @@ trainer = SFTTrainer(
     processing_class=AutoTokenizer.from_pretrained(FOLDER / "base"),
     peft_config=LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"),
 )
-settings = diloco.GroupSettings(num_replicas=2, sync_every=10, total_rounds=10)  # diloco
+settings = diloco.GroupSettings(num_replicas=2, sync_every=5, outer_momentum=0.5)  # diloco
 trainer.add_callback(DiLoCoCallback(URI, trainer=trainer, settings=settings))  # diloco
 trainer.train()
 

@@ -112,6 +112,13 @@ def test_a_model_without_frozen_parameters_has_the_manifest_of_earlier_versions(
     check_model(replace(manifest_of(tmp_path / "a", Adapted()), frozen=None), Layout(Adapted(2.0)))
 
 
+def test_each_replica_can_have_its_own_frozen_parameters(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path / "equal", Adapted())
+    check_model(manifest, Layout(Adapted(2.0), compare_frozen=False))
+    local = Layout(Adapted(), compare_frozen=False)
+    assert local.frozen == ()
+
+
 def train(uri: Path, model: nn.Module, publish: Publish = "model") -> diloco.Group:
     settings = diloco.GroupSettings(
         num_replicas=1, sync_every=2, total_rounds=2, warmup_steps=0, checkpoint_every=1
