@@ -22,6 +22,9 @@ LINES = {
     "trl_sft_lora": 4,
     "accelerate_loop": 5,
     "lightning_fit": 5,
+    "fsdp2_loop": 6,
+    "nanogpt_loop": 6,
+    "diffusion": 5,
 }
 """Lines that each recipe adds to the plain script."""
 
@@ -65,7 +68,7 @@ def outputs(folder: Path, recipe: str, pattern: str) -> list[str]:
 
 
 def test_every_recipe_is_tested_and_has_a_page() -> None:
-    shared = {"tiny", "plain", "demonstrate"}
+    shared = {"tiny", "tiny_gpt", "plain", "demonstrate"}
     scripts = {path.stem for path in RECIPES.glob("*.py")} - shared
     assert scripts == LINES.keys()
     pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "recipes").glob("*.md"))
@@ -92,6 +95,11 @@ def test_the_script_without_the_added_lines_runs_alone(played: Path, recipe: str
     exits = json.loads((played / "exits.json").read_text())
     assert exits[f"{recipe} plain"] == [0], log(played, recipe, "plain")
     assert re.search(r"digest [0-9a-f]{16}", log(played, recipe, "plain"))
+
+
+def test_averaged_buffers_are_equal_at_the_end(played: Path) -> None:
+    one, other = outputs(played, "diffusion", r"buffers ([0-9a-f]{16})")
+    assert one and one == other
 
 
 @pytest.mark.parametrize("recipe", ["trainer_lora", "trl_sft_lora"])
