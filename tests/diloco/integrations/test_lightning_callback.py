@@ -146,12 +146,13 @@ def test_a_late_trainer_has_the_learning_rate_of_the_run(
 
 
 def test_an_exception_leaves_the_group(tiny_group: MakeGroup, tmp_path: Path) -> None:
-    training = Training(tmp_path, tiny_group(num_replicas=1), 0, broken_at=1)
+    group = tiny_group(num_replicas=1)
+    training = Training(tmp_path, group, 0, broken_at=1)
     training.thread.start()
     with pytest.raises(KeyError, match="no label"):
         training.wait()
-    lease = next((training.callback.group.store).list("leases/"))  # type: ignore[union-attr]
-    assert lease
+    [beat] = [each.key for each in group.store.list("members/") if each.key.endswith("beat.json")]
+    assert b'"state":"failed"' in group.store.get(beat)
 
 
 def test_what_cannot_be_counted_or_would_train_on_is_refused(
@@ -161,10 +162,10 @@ def test_what_cannot_be_counted_or_would_train_on_is_refused(
 
     training = Training(tmp_path, tiny_group(num_replicas=1), 0, min_steps=3)
     training.thread.start()
-    with pytest.raises(ValueError, match="min_steps: expected none.*found 3"):
+    with pytest.raises(ValueError, match=r"min_steps: expected none.*found 3"):
         training.wait()
     assert _rows(["text", {"id": 3, "x": torch.ones(5, 2)}]) == 5
     with pytest.raises(ValueError, match=r"expected a tensor in each batch, found str.*tokens="):
         _rows("text")
-    with pytest.raises(ValueError, match="expected training_step to return its loss.*NoneType"):
+    with pytest.raises(ValueError, match=r"expected training_step to return its loss.*NoneType"):
         _loss(None)
