@@ -30,7 +30,7 @@ BASE = 1.2345678
 
 
 class Adapted(nn.Module):
-    """A frozen base of two layers with a trained correction and a counter of its own."""
+    """A frozen base of two layers with a trained correction and a scale."""
 
     def __init__(self, base: float = BASE) -> None:
         super().__init__()
