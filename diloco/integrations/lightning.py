@@ -14,17 +14,18 @@ DeepSpeed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from diloco.group import Group, join
+from diloco.group import join
+from diloco.integrations.member import Member
 from diloco.integrations.schedules import follow
 from diloco.training.progress import RoundProgress
 
 
-class DiLoCoCallback(Callback):  # type: ignore[misc]  # the base is untyped
+class DiLoCoCallback(Member, Callback):  # type: ignore[misc]  # the base is untyped
     """Makes a Lightning Trainer a replica of the group at ``uri``.
 
     ``tokens`` returns the tokens (or samples) of a batch, by default the rows of its first tensor.
@@ -37,11 +38,9 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # the base is untyped
     def __init__(
         self, uri: str, *, tokens: Callable[[Any], int] | None = None, **options: Any
     ) -> None:
-        self.group: Group | None = None
         self._uri = uri
         self._count = tokens or _rows
         self._options = options
-        self._is_in_group = False
         self._steps_seen = 0
         self._tokens = 0
         self._loss_sum: Tensor | float = 0.0
@@ -54,18 +53,19 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # the base is untyped
         _check(trainer)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         stateful = {f"lr_scheduler.{n}": scheduler for n, scheduler in enumerate(schedulers)}
-        self.group = join(
-            self._uri,
-            pl_module,
-            list(trainer.optimizers),
-            **{"stateful": stateful, **self._options},
+        group = self._enter(
+            join(
+                self._uri,
+                pl_module,
+                list(trainer.optimizers),
+                **{"stateful": stateful, **self._options},
+            )
         )
-        self._is_in_group = True
         self._steps_seen = trainer.global_step
-        if self.group.done:  # the run has ended; the module has its final weights
+        if group.done:  # the run has ended; the module has its final weights
             trainer.should_stop = True
             return
-        self.group.register_round_hook(after=self._keep)
+        group.register_round_hook(after=self._keep)
         self._follow(trainer)
 
     def on_train_batch_end(
@@ -98,21 +98,6 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # the base is untyped
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.close(exception)
-
-    # -- ending ----------------------------------------------------------------------------------
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Leave the group, because of ``error`` if one is given. Can be called twice."""
-        if self.group is not None and self._is_in_group:
-            self._is_in_group = False
-            kind = None if error is None else type(error)
-            self.group.__exit__(kind, error, None if error is None else error.__traceback__)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(error)
 
     # -- with the Trainer ------------------------------------------------------------------------
 

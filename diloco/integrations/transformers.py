@@ -21,7 +21,7 @@ relaunched process (``resume_from_checkpoint``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from diloco.group import Group, join
+from diloco.integrations.member import Member
 from diloco.integrations.peft import adapter_config, is_adapted
 from diloco.integrations.schedules import follow
 from diloco.model.named_parameters import bare, trained
@@ -40,7 +41,7 @@ _FUSED = {"log_probs", "label_mask"}
 the labels, and where there are labels. Both are 0 elsewhere."""
 
 
-class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is untyped
+class DiLoCoCallback(Member, TrainerCallback):  # type: ignore[misc]  # the base is untyped
     """Makes a Trainer a replica of the group at ``uri``.
 
     ``replica`` is the number of the replica, by default ``REPLICA_RANK``. With ``trainer``, rounds
@@ -60,7 +61,6 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         trainer: Trainer | None = None,
         **options: Any,
     ) -> None:
-        self.group: Group | None = None
         self._uri = uri
         self._replica = replica
         self._trainer = trainer
@@ -92,20 +92,22 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         if self._trainer is not None and self._trainer.eval_dataset is not None:
             options["evaluate"] = self._evaluate
         try:
-            self.group = join(
-                self._uri,
-                replica=self._replica,
-                model=model,
-                # accelerate's wrapper can skip steps; the wrapped optimizer has the state.
-                inner_optimizer=getattr(optimizer, "optimizer", optimizer),
-                **{**options, **self._options},
+            group = self._enter(
+                join(
+                    self._uri,
+                    replica=self._replica,
+                    model=model,
+                    # accelerate's wrapper can skip steps; the wrapped optimizer has the state.
+                    inner_optimizer=getattr(optimizer, "optimizer", optimizer),
+                    **{**options, **self._options},
+                )
             )
         except BaseException:
             meter.remove()
             raise
-        self._logged_round = self.group.round - 1
-        follow(scheduler, self.group.schedule_step)
-        if self.group.done:  # the run has ended; the Trainer checks the flag only after a step
+        self._logged_round = group.round - 1
+        follow(scheduler, group.schedule_step)
+        if group.done:  # the run has ended; the Trainer checks the flag only after a step
             control.should_training_stop = True
             self._final = [parameter.detach().clone() for _, parameter in trained(model)]
         return control
@@ -157,15 +159,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.remove()
-            if self.group is not None:
-                kind = None if error is None else type(error)
-                self.group.__exit__(kind, error, None if error is None else error.__traceback__)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(error)
+        super().close(error)
 
     # -- with a Trainer --------------------------------------------------------------------------
 

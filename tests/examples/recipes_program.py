@@ -21,6 +21,8 @@ from tests.emulators.serving import free_ports
 from tests.torch_process import execute, wait
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "recipes"
+SHARED = {"tiny", "tiny_gpt", "plain", "demonstrate"}
+NAMES = sorted({path.stem for path in RECIPES.glob("*.py")} - SHARED)
 IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.modeling_auto",

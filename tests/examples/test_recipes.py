@@ -1,43 +1,21 @@
-"""The recipes train two replicas to the same weights, and differ from plain scripts by few lines.
+"""The recipes train two replicas to the same weights, and run alone without the added lines.
 
 ``recipes_program.py`` runs all of them once for this module."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests import torch_process
+from tests.examples.recipes_program import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "examples" / "recipes"
-LINES = {
-    "trainer_lora": 4,
-    "trl_sft_lora": 4,
-    "accelerate_loop": 5,
-    "lightning_fit": 5,
-    "fsdp2_loop": 6,
-    "nanogpt_loop": 6,
-    "diffusion": 5,
-}
-"""Lines that each recipe adds to the plain script."""
-
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=3)]
-
-
-@pytest.fixture(scope="module")
-def plain_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("plain", RECIPES / "plain.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +29,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "HF_HOME": str(folder / "hub"),
     }
     done = torch_process.run(
-        [Path(__file__).with_name("recipes_program.py"), folder, *LINES], env=environment, cwd=ROOT
+        [Path(__file__).with_name("recipes_program.py"), folder, *NAMES], env=environment, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -67,22 +45,7 @@ def outputs(folder: Path, recipe: str, pattern: str) -> list[str]:
     return [match.group(1) if match else "" for match in found]
 
 
-def test_every_recipe_is_tested_and_has_a_page() -> None:
-    shared = {"tiny", "tiny_gpt", "plain", "demonstrate"}
-    scripts = {path.stem for path in RECIPES.glob("*.py")} - shared
-    assert scripts == LINES.keys()
-    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "recipes").glob("*.md"))
-    assert not [name for name in scripts if f"examples/recipes/{name}.py" not in pages]
-
-
-@pytest.mark.parametrize(("recipe", "lines"), LINES.items())
-def test_a_recipe_adds_few_lines(plain_module: ModuleType, recipe: str, lines: int) -> None:
-    source = (RECIPES / f"{recipe}.py").read_text()
-    assert len(plain_module.marked(source)) == lines
-    assert "import diloco" not in plain_module.plain(source)
-
-
-@pytest.mark.parametrize("recipe", LINES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_both_replicas_end_with_the_same_weights(played: Path, recipe: str) -> None:
     exits = json.loads((played / "exits.json").read_text())
     assert set(exits[recipe]) == {0}, log(played, recipe, "0.0") + log(played, recipe, "1.0")
@@ -90,7 +53,7 @@ def test_both_replicas_end_with_the_same_weights(played: Path, recipe: str) -> N
     assert one and one == other
 
 
-@pytest.mark.parametrize("recipe", LINES)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_the_script_without_the_added_lines_runs_alone(played: Path, recipe: str) -> None:
     exits = json.loads((played / "exits.json").read_text())
     assert exits[f"{recipe} plain"] == [0], log(played, recipe, "plain")
