@@ -15,7 +15,7 @@ from tests import torch_process
 from tests.examples.recipes_program import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=3)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
 
 
 @pytest.fixture(scope="module")
