@@ -4,7 +4,7 @@
     REPLICA_RANK=0 python examples/recipes/accelerate_loop.py URI FOLDER    one replica
     REPLICA_RANK=1 python examples/recipes/accelerate_loop.py URI FOLDER    the other, anywhere
 
-The lines marked "diloco" are the difference to the script of a single worker.
+With torchrun or `accelerate launch` in place of python, several processes are one replica. The lines marked "diloco" are the difference to the script of a single worker.
 """
 
 import os
@@ -50,6 +50,7 @@ with diloco.join(URI, model, optimizer, settings=settings) as group:  # diloco
             break
 
 trained = accelerator.unwrap_model(model)
-print(f"replica {REPLICA}: digest {tiny.digest(dict(trained.named_parameters()))}")
-print(f"replica {REPLICA}: loss {tiny.held_out_loss(trained):.4f}")
-trained.save_pretrained(FOLDER / f"accelerate-{REPLICA}")
+if accelerator.is_main_process:
+    print(f"replica {REPLICA}: digest {tiny.digest(dict(trained.named_parameters()))}")
+    print(f"replica {REPLICA}: loss {tiny.held_out_loss(trained):.4f}")
+    trained.save_pretrained(FOLDER / f"accelerate-{REPLICA}")

@@ -16,8 +16,8 @@ from pathlib import Path
 import tiny
 
 HERE = Path(__file__).resolve().parent
-OF_TWO_RANKS = "fsdp2_loop"
-"""The recipe whose replica 0 has two ranks."""
+OF_TWO_RANKS = ("accelerate_loop", "fsdp2_loop")
+"""Recipes whose replica 0 has two ranks."""
 
 
 def main(name: str) -> int:
@@ -30,7 +30,7 @@ def main(name: str) -> int:
         tiny.prepare(Path(folder))
         replicas = []
         for replica in range(2):
-            ranks = torchrun if name == OF_TWO_RANKS and replica == 0 else []
+            ranks = torchrun if name in OF_TWO_RANKS and replica == 0 else []
             command = [sys.executable, *ranks, str(recipe), f"{folder}/run", folder]
             environment = os.environ | {"REPLICA_RANK": str(replica)}
             environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), *sys.path])

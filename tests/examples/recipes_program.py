@@ -33,7 +33,7 @@ IMPORTED = (
     "lightning.pytorch",
     "diloco.group",
 )
-RANKS = {"fsdp2_loop": (2, 1)}
+RANKS = {"accelerate_loop": (2, 1), "fsdp2_loop": (2, 1)}
 """Ranks of replicas 0 and 1, if a replica has several."""
 
 
