@@ -99,6 +99,9 @@ class Catalogue:
                 )
 
 
+MAX_PRICE_USD_H = 1e6
+_LIMIT = 1e9
+"""Of any number of an entry."""
 _NUMBERS = ("gpu_memory_gib", "cpus", "memory_gib", "price_usd_h", "spot_price_usd_h")
 
 
@@ -109,18 +112,21 @@ def _merged(
     if not isinstance(fields, Mapping):
         raise ValueError(f"{where}: expected a table of fields, found {fields!r}")
     for field, value in fields.items():
+        limit = MAX_PRICE_USD_H if field.endswith("usd_h") else _LIMIT
         if field in ("label", "gpu"):
-            kind: type | tuple[type, ...] = str
-        elif field in _NUMBERS:
-            kind = (int, float)
+            expected, fits = "text", isinstance(value, str)
         elif field == "gpus":
-            kind = int
+            expected = f"a whole number of 0 to {limit:,.0f}"
+            fits = isinstance(value, int) and 0 <= value <= limit
+        elif field in _NUMBERS:
+            expected = f"a number of 0 to {limit:,.0f}"
+            fits = isinstance(value, int | float) and 0 <= value <= limit
         else:
             raise ValueError(
                 f"{where}: expected fields of label, gpu, gpus, {', '.join(_NUMBERS)}, "
                 f"found {field!r}"
             )
-        if not isinstance(value, kind) or (isinstance(value, int | float) and value < 0):
-            raise ValueError(f"{where}.{field}: expected a {kind}, not negative, found {value!r}")
+        if not fits:
+            raise ValueError(f"{where}.{field}: expected {expected}, found {value!r}")
     base = known or Hardware(backend=backend, name=name, label=name)
     return replace(base, **fields)

@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from archipelago import frame_rows as shared
 from dashboard.api.auth import reader
-from dashboard.api.types import NO_NUL, Body, responses
+from dashboard.api.types import NO_NUL, Body, IsoTime, responses
 from runs.actions import alert_inbox as actions
 from runs.queries import alert_inbox as queries
 from runs.queries.alert_inbox import AlertFilter
@@ -23,7 +23,7 @@ router = Router(tags=["alerts"])
 class ReadUntil(Body):
     """``until`` is ``opened_at`` of the newest alert that was seen; by default all alerts are."""
 
-    until: Annotated[AwareDatetime, Field(strict=False)] | None = None
+    until: Annotated[AwareDatetime, Field(strict=False), IsoTime] | None = None
 
 
 class Unread(BaseModel):

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from archipelago import frame_rows as shared
 from dashboard.api.auth import ADMINISTRATORS, administrator, reader
-from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from runs.actions import budgets as budget_actions
 from runs.actions import prices as price_actions
@@ -21,6 +20,7 @@ from runs.queries import budgets, prices
 
 router = Router(tags=["money"])
 
+Scheme = Annotated[str, Path(pattern=f"^({'|'.join(price_actions.SCHEMES)})$")]
 BudgetId = Annotated[int, Path(ge=0, le=SMALL)]
 Usd = Annotated[float, Field(ge=0, le=price_actions.MOST_USD, allow_inf_nan=False)]
 
@@ -116,9 +116,9 @@ def set_price(request: HttpRequest, backend: str, hardware: str, body: HardwareP
     auth=ADMINISTRATORS,
     response=responses(shared.Prices, but=(409,)),
 )
-def set_traffic_price(request: HttpRequest, scheme: str, body: TrafficPriceBody) -> Any:
+def set_traffic_price(request: HttpRequest, scheme: Scheme, body: TrafficPriceBody) -> Any:
     """Set what traffic with buckets of a scheme (s3, gs, az, hf) costs."""
-    user = _scheme(request, scheme)
+    user = administrator(request)
     price_actions.set_traffic_price(scheme, Traffic(**body.model_dump()), actor=user)
     return list_prices(request)
 
@@ -128,19 +128,11 @@ def set_traffic_price(request: HttpRequest, scheme: str, body: TrafficPriceBody)
     auth=ADMINISTRATORS,
     response=responses(shared.Prices, but=(409, 413)),
 )
-def delete_traffic_price(request: HttpRequest, scheme: str) -> Any:
+def delete_traffic_price(request: HttpRequest, scheme: Scheme) -> Any:
     """Leave traffic with buckets of a scheme out of the cost."""
-    user = _scheme(request, scheme)
+    user = administrator(request)
     price_actions.set_traffic_price(scheme, None, actor=user)
     return list_prices(request)
-
-
-def _scheme(request: HttpRequest, scheme: str) -> Any:
-    user = administrator(request)
-    if scheme not in price_actions.SCHEMES:
-        expected = ", ".join(price_actions.SCHEMES)
-        raise Invalid([at("scheme", f"expected one of {expected}, found {scheme[:40]!r}")])
-    return user
 
 
 def _price(backend: str, hardware: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from ninja import Query, Router
 from archipelago.run_page_rows import Activity, Finding
 from dashboard.api.auth import run_to_see
 from dashboard.api.problems import Problem
-from dashboard.api.types import NO_NUL, OfReplica, RunId, responses
+from dashboard.api.types import NO_NUL, IsoTime, OfReplica, RunId, responses
 from dashboard.downloads import attachment
 from runs.queries import activity, findings, log_files
 
@@ -48,7 +48,9 @@ def list_activity(
     level: Level = "",
     replica: OfReplica = None,
     text: Text = "",
-    before: Annotated[datetime | None, Query(description="Only rows before this time")] = None,
+    before: Annotated[
+        datetime | None, Query(description="Only rows before this time"), IsoTime
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = activity.LIMIT,
 ) -> Any:
     """Events and alerts in one list, newest first."""

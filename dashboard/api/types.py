@@ -4,7 +4,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from ninja import Path, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from dashboard.api.problems import Problem
 from runs.models import Replica, Run
@@ -23,6 +23,16 @@ class Body(BaseModel):
     """The body of a request: values are not converted, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _not_a_number(value: object) -> object:
+    if value is None or (isinstance(value, str) and not value.replace(".", "").isdecimal()):
+        return value
+    raise ValueError(f"expected a time such as 2026-01-31T12:00:00Z, found {str(value)[:40]}")
+
+
+IsoTime = BeforeValidator(_not_a_number)
+"""Refuse a number, which pydantic would convert to a time."""
 
 
 def responses(success: Any, *, status: int = 200, but: tuple[int, ...] = ()) -> dict[int, Any]:

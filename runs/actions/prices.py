@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from executors.catalogue import MAX_PRICE_USD_H
 from executors.registry import BACKENDS
 from runs import audit
 from runs.backends import price_settings
@@ -22,7 +23,7 @@ SCHEMES = {
     "hf": "Hugging Face repositories",
 }
 """Scheme of a bucket's URI -> its name. A folder costs nothing."""
-MOST_USD = 1e6
+MOST_USD = MAX_PRICE_USD_H
 
 
 def set_hardware_price(

@@ -17,7 +17,7 @@ from runs.backends import budgets, circuit_breaker, prices
 from runs.credentials.restrictions import refused_by_credential
 from runs.exceptions import ActionRefused, IllegalTransition, InvalidRun
 from runs.local_access import refused_local
-from runs.models import Replica, ReplicaPool, Run
+from runs.models import Replica, ReplicaPool, Run, money
 from runs.reconcile import retry_policy
 from runs.states import (
     REPLICA_WORKING,
@@ -155,9 +155,9 @@ def scale_pool(pool: ReplicaPool, count: int, *, actor: User) -> int:
 def limit_price(pool: ReplicaPool, limit_usd_h: float | None, *, actor: User) -> bool:
     """Limit the hourly price of the pool's future launches; None means no limit. False if nothing
     changed. Running jobs are not ended. Raises :class:`InvalidRun`."""
-    if limit_usd_h is not None and not 0 <= limit_usd_h < float("inf"):
+    if limit_usd_h is not None and not money.is_price(limit_usd_h):
         raise InvalidRun(
-            "pools.0.max_price_usd_h", f"expected 0 or more USD per hour, found {limit_usd_h}"
+            "pools.0.max_price_usd_h", f"expected {money.EXPECTED_PRICE}, found {limit_usd_h}"
         )
     with transaction.atomic():
         run = Run.objects.select_for_update().get(pk=pool.run_id)

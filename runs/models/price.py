@@ -5,14 +5,16 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from runs.models import money
+
 
 class PriceOverride(models.Model):
     """Prices of one hardware, in place of those of the catalogue. Null keeps the catalogue's."""
 
     backend = models.CharField(max_length=32)
     hardware = models.CharField(max_length=64)
-    price_usd_h = models.FloatField(null=True, blank=True)
-    spot_price_usd_h = models.FloatField(null=True, blank=True)
+    price_usd_h = models.FloatField(validators=money.PRICE, null=True, blank=True)
+    spot_price_usd_h = models.FloatField(validators=money.PRICE, null=True, blank=True)
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, related_name="+"
     )

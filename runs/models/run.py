@@ -10,6 +10,7 @@ from django.db.models import Q
 
 from diloco.protocol.settings import GroupSettings, setting_fields
 from runs.json_values import mapping
+from runs.models import money
 from runs.models.archive import Archive
 from runs.models.credential import Credential
 from runs.states import REPLICA_ENDED, RUN_ACTIVE, RUN_ENDED, ReplicaState, RunState
@@ -42,12 +43,16 @@ class Run(models.Model):
         help_text="A form that is submitted twice has one key and creates one run",
     )
     time_limit_s = models.PositiveIntegerField(default=0, help_text="0 means no limit")
-    budget_usd = models.FloatField(default=0, help_text="0 means no limit")
+    budget_usd = models.FloatField(validators=money.COST, default=0, help_text="0 means no limit")
     cost_usd = models.FloatField(
-        default=0, help_text="Total of all attempts with a known price, and of the traffic"
+        validators=money.COST,
+        default=0,
+        help_text="Total of all attempts with a known price, and of the traffic",
     )
     traffic_usd = models.FloatField(
-        default=0, help_text="Estimate for traffic and requests; 0 without a price for them"
+        validators=money.COST,
+        default=0,
+        help_text="Estimate for traffic and requests; 0 without a price for them",
     )
     start_timeout_s = models.PositiveIntegerField(
         default=0,
@@ -225,12 +230,16 @@ class ReplicaPool(models.Model):
         help_text="The user whose permissions apply; null: the run's owner",
     )
     price_usd_h = models.FloatField(
-        null=True, blank=True, help_text="Latest known price of one replica; null: unknown"
+        validators=money.PRICE,
+        null=True,
+        blank=True,
+        help_text="Latest known price of one replica; null: unknown",
     )
     price_given = models.BooleanField(
         default=False, help_text="A user entered the price; it overrides the catalogue"
     )
     max_price_usd_h = models.FloatField(
+        validators=money.PRICE,
         null=True,
         blank=True,
         help_text="A replica that costs more is not launched; null: no limit",
@@ -363,15 +372,20 @@ class ReplicaAttempt(models.Model):
         null=True, blank=True, help_text="When its credentials expire"
     )
     ended_at = models.DateTimeField(null=True, blank=True)
-    price_usd_h = models.FloatField(null=True, blank=True)
+    price_usd_h = models.FloatField(validators=money.PRICE, null=True, blank=True)
     billed_s = models.FloatField(
+        validators=money.BILLED,
         null=True,
         blank=True,
         help_text="Billed seconds as the backend reports them, once it has ended",
     )
-    cost_usd = models.FloatField(null=True, blank=True, help_text="Null: the price is unknown")
+    cost_usd = models.FloatField(
+        validators=money.COST, null=True, blank=True, help_text="Null: the price is unknown"
+    )
     earlier_cost_usd = models.FloatField(
-        default=0.0, help_text="Cost of the job before its queue suspended it"
+        validators=money.COST,
+        default=0.0,
+        help_text="Cost of the job before its queue suspended it",
     )
 
     class Meta:

@@ -19,7 +19,7 @@ from django.db.models import Q, Sum
 from executors.base import JobState
 from runs.backends import price_settings
 from runs.bulk import update_row
-from runs.models import ReplicaAttempt, Run
+from runs.models import ReplicaAttempt, Run, money
 from runs.reconcile.context import ReconcileContext
 
 TRAFFIC_STEP_USD = 0.001
@@ -47,12 +47,12 @@ def cost_usd(
     if price_usd_h is None:
         return None
     if billed_s is not None:
-        return billed_s * price_usd_h / 3600.0
+        return money.bounded_usd(billed_s * price_usd_h / 3600.0)
     began = started_at or (launched_at if ended_at is None else None)
     if began is None:
         return earlier_usd
     seconds = ((ended_at or now) - began).total_seconds()
-    return earlier_usd + max(seconds, 0.0) * price_usd_h / 3600.0
+    return money.bounded_usd(earlier_usd + max(seconds, 0.0) * price_usd_h / 3600.0)
 
 
 def suspend(attempt: ReplicaAttempt) -> None:
@@ -85,7 +85,9 @@ def traffic_usd(run: Run) -> float:
     prices = price_settings.traffic_prices().get(run.rendezvous.partition("://")[0])
     if prices is None:
         return 0.0
-    return prices.cost_usd(up=run.bytes_up, down=run.bytes_down, requests=run.requests)
+    return money.bounded_usd(
+        prices.cost_usd(up=run.bytes_up, down=run.bytes_down, requests=run.requests)
+    )
 
 
 def _update_cost(attempt: ReplicaAttempt, context: ReconcileContext) -> bool:

@@ -33,6 +33,7 @@ from runs.models import (
     ReplicaPool,
     Run,
     RunMirror,
+    money,
 )
 from runs.states import RunState
 from runs.submit import prefixes
@@ -256,8 +257,8 @@ def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
             "hardware",
             f"expected one of {BACKENDS[pool.backend]}'s {known}, found {pool.hardware!r}",
         )
-    if pool.price_usd_h is not None and not 0 <= pool.price_usd_h < float("inf"):
-        raise refuse("price_usd_h", f"expected 0 or more USD per hour, found {pool.price_usd_h}")
+    if pool.price_usd_h is not None and not money.is_price(pool.price_usd_h):
+        raise refuse("price_usd_h", f"expected {money.EXPECTED_PRICE}, found {pool.price_usd_h}")
     _check_price_limit(pool, refuse)
     credential = None
     if pool.credential is not None:
@@ -277,8 +278,8 @@ def _check_price_limit(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]
     limit, price = pool.max_price_usd_h, pool_price(pool)
     if limit is None:
         return
-    if not 0 <= limit < float("inf"):
-        raise refuse("max_price_usd_h", f"expected 0 or more USD per hour, found {limit}")
+    if not money.is_price(limit):
+        raise refuse("max_price_usd_h", f"expected {money.EXPECTED_PRICE}, found {limit}")
     if price is None or price > limit:
         actual = "none in the catalogue" if price is None else f"${price:g}"
         raise refuse(

@@ -96,6 +96,7 @@ def test_ctrl_k_goes_to_a_run_a_replica_a_page_and_an_action(
         window.shoot(page, "palette", full=False)
         page.keyboard.press("Enter")
         expect(page).to_have_url(f"{site.url}{url}")
+        page.wait_for_load_state()  # the next key press needs the scripts of the page
     expect(page.get_by_role("button", name="Stop")).to_be_focused()
 
 

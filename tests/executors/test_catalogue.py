@@ -58,8 +58,12 @@ def test_a_file_corrects_a_price_and_adds_hardware(tmp_path: Path) -> None:
     [
         ("[moon.X]\n", "expected a backend of local, modal"),
         ("[modal.H100]\nprice = 3\n", "found 'price'"),
-        ("[modal.H100]\nprice_usd_h = -1\n", "not negative, found -1"),
+        ("[modal.H100]\nprice_usd_h = -1\n", "a number of 0 to 1,000,000, found -1"),
         ('[modal.H100]\nprice_usd_h = "3"\n', "found '3'"),
+        ("[modal.H100]\nprice_usd_h = 1e308\n", "found 1e[+]308"),
+        ("[modal.H100]\nspot_price_usd_h = nan\n", "found nan"),
+        ("[modal.H100]\ngpus = 1.5\n", "expected a whole number of 0 to 1,000,000,000"),
+        ("[modal.H100]\nlabel = 1\n", "expected text, found 1"),
         ("[modal]\nH100 = 3\n", "expected a table of fields, found 3"),
         ("[modal", "expected a TOML file"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from executors.base import Cause
 from runs.actions import replicas_and_pools
@@ -15,10 +17,13 @@ from runs.backends import prices
 from runs.backends.executors import catalogue
 from runs.exceptions import InvalidRun
 from runs.models import Event, ReplicaPool
+from runs.models.money import MAX_USD
 from runs.queries import fleet
+from runs.reconcile import billing
 from runs.reconcile.launch import launch_replica
 from runs.reconcile.reconciler import reconcile_run
 from runs.submit.clone_and_fork import clone_of
+from runs.submit.create import create_run
 from runs.submit.run_draft import PoolDraft
 from tests.runs.launching import MakeRun, launched
 from tests.runs.run_harness import Clock, FakeExecutor
@@ -212,7 +217,35 @@ def test_invalid_price_file_keeps_the_previous_prices(
     assert cpu() == 5.0
 
 
-@pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
-def test_invalid_limit_is_refused(harness: Any, limit: float) -> None:
-    with pytest.raises(InvalidRun, match="expected 0 or more USD"):
-        replicas_and_pools.limit_price(ReplicaPool.objects.get(), limit, actor=harness.run.owner)
+OUT_OF_RANGE = pytest.mark.parametrize("amount", [-1.0, float("nan"), float("inf"), 1e308])
+
+
+@OUT_OF_RANGE
+def test_prices_of_a_draft_are_limited(harness: Any, amount: float) -> None:
+    """Two of 1e308 have a sum that PostgreSQL refuses to compute."""
+    for name in ("price_usd_h", "max_price_usd_h"):
+        pool = dataclasses.replace(PoolDraft(count=1), **{name: amount})
+        draft = dataclasses.replace(clone_of(harness.run), pools=(pool,))
+        with pytest.raises(InvalidRun, match="expected 0 to 1,000,000 USD per hour"):
+            create_run(draft, owner=harness.run.owner, submit_key="a")
+
+
+@OUT_OF_RANGE
+def test_costs_are_limited(harness: Any, amount: float) -> None:
+    """A backend reports the billed seconds."""
+    now = timezone.now()
+    cost = billing.cost_usd(
+        price_usd_h=2.0,
+        launched_at=now,
+        started_at=now,
+        ended_at=now,
+        now=now,
+        billed_s=amount,
+    )
+    assert cost is not None and 0 <= cost <= MAX_USD
+
+
+@OUT_OF_RANGE
+def test_invalid_limit_is_refused(harness: Any, amount: float) -> None:
+    with pytest.raises(InvalidRun, match="expected 0 to 1,000,000 USD"):
+        replicas_and_pools.limit_price(ReplicaPool.objects.get(), amount, actor=harness.run.owner)
