@@ -28,6 +28,7 @@ app.conf.task_default_queue = DEFAULT
 app.conf.task_routes = {
     "runs.tasks.reconcile_active": {"queue": CONTROL},
     "runs.tasks.reconcile_run": {"queue": CONTROL},
+    "runs.tasks.control_sweep": {"queue": CONTROL},
     "runs.tasks.evaluate_budgets": {"queue": CONTROL},
     "runs.tasks.ingest_active": {"queue": INGEST},
     "runs.tasks.ingest_run": {"queue": INGEST},
@@ -41,6 +42,7 @@ _SCHEDULE: dict[str, tuple[str, float, int]] = {
     "launch": ("beat_launch", 5.0, 5),
     "webhooks": ("webhooks_due", 10.0, 10),
     "mirrors": ("mirrors_due", 5.0, 5),
+    "evaluations": ("evaluations_due", 5.0, 5),
     "uploads": ("forget_uploads", 3600.0, 600),
     "reap": ("reap", 60.0, 30),
     "budgets": ("evaluate_budgets", 20.0, 20),

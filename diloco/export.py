@@ -31,14 +31,13 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from diloco.command_line import add_common_options
 from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
+from diloco.evaluation.weights import load_into
 from diloco.integrations.peft import ADAPTER, write_adapter
-from diloco.model import named_parameters
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
@@ -83,7 +82,7 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
         write_adapter(folder, config, tensors)
     else:
         model = build(config)
-        load(model, tensors)
+        load_into(model, tensors)
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
     if loaded_tokenizer is not None:
@@ -105,19 +104,6 @@ def build(config: Mapping[str, Any]) -> Any:
         make: Any = named
         return make._from_config(settings)
     return AutoModelForCausalLM.from_config(settings)
-
-
-def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load all weights. A checkpoint has only trained tensors, a final export also has buffers."""
-    expected = {name: tuple(tensor.shape) for name, tensor in named_parameters.state(model)}
-    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    buffers = {name for name, _ in model.named_buffers()}
-    for name in sorted((expected.keys() - buffers) | actual.keys()):
-        if expected.get(name) != actual.get(name):
-            raise ValueError(
-                f"weights: expected {name} of shape {expected.get(name)}, found {actual.get(name)}"
-            )
-    model.load_state_dict(dict(tensors), strict=False)  # tied weights have one name
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:

@@ -107,7 +107,7 @@ def _may_name(store: Store, round: int, identity: Identity) -> bool:
     """Return whether the existing manifest of a round names the objects of this process, which can
     have written the same checkpoint before; True for one that cannot be read."""
     try:
-        return _read_manifest(store, round).writer == identity
+        return read_manifest(store, round).writer == identity
     except MissingKey:
         return False
     except Damaged:
@@ -124,14 +124,14 @@ def manifests(store: Store) -> Iterator[CheckpointManifest]:
     for round in reversed(manifest_rounds(store)):
         key = keys.checkpoint_manifest(round)
         try:
-            yield _read_manifest(store, round)
+            yield read_manifest(store, round)
         except Damaged as error:
             log.error("%s; trying an older checkpoint", error)
         except MissingKey:
             log.warning("%s was deleted after it was listed", key)
 
 
-def _read_manifest(store: Store, round: int) -> CheckpointManifest:
+def read_manifest(store: Store, round: int) -> CheckpointManifest:
     return read_record(
         store,
         keys.checkpoint_manifest(round),

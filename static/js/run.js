@@ -8,7 +8,7 @@ import { RUN_ENDED } from "./lib/states.js";
 import { activityList } from "./run/activity.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
-import { checkpointList } from "./run/checkpoints.js";
+import { checkpointList, evaluationList } from "./run/checkpoints.js";
 import { drawer } from "./run/drawer.js";
 import { eventList } from "./run/events.js";
 import { failureCard } from "./run/failure.js";
@@ -64,7 +64,12 @@ class RunStore {
       this.run = { ...this.run, ...delta.run };
       changed.add("run");
     }
-    for (const [part, key] of [["pools", "id"], ["replicas", "number"], ["rounds", "number"], ["events", "id"]]) {
+    for (const [part, key] of [
+      ["pools", "id"],
+      ["replicas", "number"],
+      ["rounds", "number"],
+      ["events", "id"],
+    ]) {
       for (const row of delta[part] ?? []) {
         this[part].set(row[key], row);
         changed.add(part);
@@ -143,6 +148,7 @@ function runPage() {
     logLines(context, $("[data-logs-card]")),
     activityList(context, $("[data-activity]")),
     checkpointList(context, $("[data-refresh]")),
+    evaluationList(context, $("[data-evaluations]")),
   ];
 
   let pending = new Set();
@@ -184,7 +190,14 @@ function runPage() {
     if (!changed.has("run") || ending || !RUN_ENDED.has(store.run.state)) return;
     const since = store.run.ended_at ? Date.now() - Date.parse(store.run.ended_at) : 0;
     if (since > LINGER_MS) live.end();
-    else ending = setTimeout(() => refresh().catch(() => {}).finally(() => live.end()), LINGER_MS - since);
+    else
+      ending = setTimeout(
+        () =>
+          refresh()
+            .catch(() => {})
+            .finally(() => live.end()),
+        LINGER_MS - since,
+      );
   });
 
   async function begin() {

@@ -12,8 +12,8 @@ from django.urls import URLPattern, get_resolver, reverse
 from django.utils import timezone
 
 from diloco.store.open import open_store
-from runs.models import Checkpoint, Run
-from tests.browser import seed, seed_fleet
+from runs.models import Checkpoint, Run, Sweep
+from tests.browser import seed, seed_evaluations, seed_fleet
 from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +38,11 @@ PAGES = {
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-checkpoints": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-evaluations": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-evaluation-add": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "run-evaluation-change": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "run-evaluation-remove": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "run-evaluate": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "checkpoint-download": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "checkpoint-export": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
@@ -76,6 +81,9 @@ PAGES = {
     "settings-trackers": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "settings-webhooks": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "spend": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweeps": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweep": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweep-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "theme": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
@@ -123,6 +131,7 @@ def run(tmp_path: Path) -> Run:
         created_at=timezone.now(),
         digest=hashlib.sha256(b"weights").hexdigest(),
     )
+    seed_evaluations.evaluations(created)
     return created
 
 
@@ -148,6 +157,15 @@ def test_status_of_every_view_by_role(name: str, kind: str, run: Run) -> None:
         assert response.status_code == wanted
 
 
+def sweep_of(run: Run) -> Sweep:
+    sweep, _ = Sweep.objects.get_or_create(
+        owner=run.owner,
+        submit_key="s",
+        defaults={"parameters": [], "metric": "eval_loss", "created_at": run.created_at},
+    )
+    return sweep
+
+
 def address(name: str, run: Run) -> str:
     kind, _, rest = name.partition("-")
     args: list[Any] = []
@@ -165,6 +183,10 @@ def address(name: str, run: Run) -> str:
         args += [run.pk, run.checkpoints.get().pk]
     if name == "pool-scale":
         args.append(run.pools.get().pk)
+    if name in ("sweep", "sweep-stop"):
+        args.append(sweep_of(run).pk)
+    if name in ("run-evaluation-change", "run-evaluation-remove", "run-evaluate"):
+        args.append(run.evaluation_plans.get().name)
     query = {
         "run-series": "?of=loss",
         "replica-log": "?attempt=1",

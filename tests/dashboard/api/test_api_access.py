@@ -9,8 +9,8 @@ from django.test import Client
 
 from dashboard.api import api
 from runs.actions import saved_views
-from runs.models import SavedView
-from tests.browser import seed
+from runs.models import SavedView, Sweep
+from tests.browser import seed, seed_evaluations
 from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
@@ -41,6 +41,13 @@ CALLS = {
     ("get", f"{RUN}/mirrors"): (UNKNOWN, OK, OK, OK, OK),
     ("post", f"{RUN}/mirrors"): (UNKNOWN, REFUSED, LATE, REFUSED, LATE),
     ("post", f"{RUN}/mirrors/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("get", f"{RUN}/evaluations"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/evaluations/{{evaluation}}/attempts"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/evaluation-plans"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", f"{RUN}/evaluation-plans"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/evaluation-plans/remove"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/evaluate"): (UNKNOWN, REFUSED, LATE, REFUSED, LATE),
+    ("post", f"{RUN}/evaluate/cancel"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/restart"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
@@ -70,6 +77,11 @@ CALLS = {
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", "/sweeps"): (UNKNOWN, REFUSED, MADE, MADE, MADE),
+    ("post", "/sweeps/plan"): (UNKNOWN, REFUSED, OK, OK, OK),
+    ("get", "/sweeps"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/sweeps/{sweep}"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/sweeps/{sweep}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", "/archives"): (UNKNOWN, REFUSED, UNFIT, UNFIT, UNFIT),
 }
 OF_ADMINISTRATORS = {
@@ -109,16 +121,24 @@ LOOKS = {("post", "/planner")}
 """Operations that change nothing, so the scope to read is enough."""
 OPERATES = {("get", f"{RUN}/deletion")}
 """It changes nothing, but lists objects in the bucket that do not belong to the run."""
+RUN_DOCUMENT = {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}}
+SWEEP = {"run": RUN_DOCUMENT, "parameters": [{"field": "inner_lr", "values": [1e-3, 1e-4]}]}
 SENT: dict[str, Any] = {
-    "/runs": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
-    "/plan": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
+    "/runs": RUN_DOCUMENT,
+    "/plan": RUN_DOCUMENT,
     f"{RUN}/pools": {"count": 1},
     f"{RUN}/mirrors": {"tracker": "none"},
     f"{RUN}/mirrors/stop": {"tracker": "none"},
+    f"{RUN}/evaluation-plans": {"name": "other"},
+    f"{RUN}/evaluation-plans/remove": {"name": "none"},
+    f"{RUN}/evaluate": {"name": "val"},
+    f"{RUN}/evaluate/cancel": {"name": "val", "round": 2},
     f"{RUN}/pools/{{pool}}/scale": {"count": 2},
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
     "/views": {"name": "mine", "query": "state:failed", "columns": ["name", "loss"]},
+    "/sweeps": SWEEP,
+    "/sweeps/plan": SWEEP,
     "/planner": {"parameters": 1000, "step_s": 1.0, "tokens_per_step": 10, "tokens": 100_000},
 }
 ROLES = {"viewer": "viewer", "owner": "operator", "stranger": "operator", "admin": "admin"}
@@ -128,7 +148,9 @@ IDS = [" ".join(call) for call in CALLS]
 @pytest.fixture(autouse=True)
 def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the calls to backends and buckets; the tests of the preflight cover them."""
-    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "runs.submit.preflight.check_runs", lambda drafts, **_: [[] for _ in drafts]
+    )
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
 
@@ -145,13 +167,15 @@ def test_every_operation_is_in_the_table() -> None:
             path.partition("?")[0]
             .replace("{run}", "{run_id}")
             .replace("{pool}", "{pool_id}")
+            .replace("{evaluation}", "{evaluation_id}")
             .replace("replicas/1", "replicas/{number}")
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
             .replace("logs.txt", "logs.{format}")
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
-            .replace("{view}", "{view_id}"),
+            .replace("{view}", "{view_id}")
+            .replace("{sweep}", "{sweep_id}"),
         )
         for method, path in CALLS
     }
@@ -166,9 +190,26 @@ def path_of(path: str, run: Any) -> str:
     view = SavedView.objects.filter(name="shared").first()
     if "{view}" in path and view is None:
         view = saved_views.save(run.owner, name="shared", shared=True)
-    return path.format(
-        run=run.pk, pool=run.pools.get().pk, alert=alert.pk, view=view.pk if view else 0
+    sweep, _ = Sweep.objects.get_or_create(
+        owner=run.owner,
+        submit_key="s",
+        defaults={"parameters": [], "metric": "eval_loss", "created_at": now},
     )
+    return path.format(
+        sweep=sweep.pk,
+        run=run.pk,
+        pool=run.pools.get().pk,
+        alert=alert.pk,
+        view=view.pk if view else 0,
+        evaluation=evaluation_of(run) if "/evalua" in path else 0,
+    )
+
+
+def evaluation_of(run: Any) -> int:
+    """A queued evaluation of the run, which has no checkpoint."""
+    found = run.evaluations.first()
+    pk: int = (found or seed_evaluations.queue(seed_evaluations.evaluations(run), 2)).pk
+    return pk
 
 
 def call(client: Client, method: str, path: str, run: Any, **headers: str) -> Any:
