@@ -152,6 +152,10 @@ def test_two_evaluations_of_a_run_do_not_run_at_once(harness: Evaluations) -> No
     harness.plan()
     harness.checkpoint(5)
     harness.checkpoint(10)
+    schedule.call_for_due()
+    advance.advance(Evaluation.objects.get(round=10).pk)  # the newer one comes first
+    assert harness.states() == {5: "queued", 10: "queued"}
+    harness.clock.pass_s(3)
     harness.tick()
     harness.tick()
     assert harness.states() == {5: "running", 10: "queued"}
