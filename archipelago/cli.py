@@ -17,6 +17,7 @@ from archipelago import (
     fleet_commands,
     read_commands,
     run_commands,
+    sweep_commands,
     terminal,
     tracker_commands,
     write_commands,
@@ -105,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     commands = Subparsers(top)
     _add_login(commands)
     _add_submit(commands)
+    _add_sweeps(commands)
     _add_read_commands(commands)
     _add_fleet_commands(commands)
     _add_write_commands(commands)
@@ -187,6 +189,45 @@ def _add_submit(commands: Subparsers) -> None:
     add_backend_options(backends)
     _json(backends)
     _json(commands.add("settings", read_commands.settings, "list the group settings"))
+
+
+def _add_sweeps(commands: Subparsers) -> None:
+    clone = commands.add_of_run(
+        "clone", sweep_commands.clone, "launch the same run again with some fields changed"
+    )
+    clone.add_argument("--name", help="name of the new run")
+    clone.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="e.g. inner_lr=1e-3 or pools.0.count=8; can be repeated",
+    )
+    sweep = commands.add(
+        "sweep", sweep_commands.sweep, "create a run for each combination of values"
+    )
+    sweep.add_argument("file", metavar="RUN.TOML", help="- is standard input")
+    for each in (clone, sweep):
+        each.add_argument(
+            "--over",
+            action="append",
+            default=[],
+            required=each is sweep,
+            metavar="FIELD=VALUES",
+            help="e.g. 'inner_lr=1e-4, 1e-3' or 'inner_lr=1e-4..1e-2 x5 log'; can be repeated",
+        )
+        each.add_argument("--parallel", type=_counted(0, 100), default=0, help="runs at a time")
+        each.add_argument("--budget", type=_usd, default=0.0, help="USD of all runs together")
+        each.add_argument("--rank", default="eval_loss", metavar="METRIC", help="rank by it")
+        each.add_argument("--plan", action="store_true", help="estimate and check only")
+        each.add_argument("-q", "--quiet", action="store_true", help="print only the id")
+    listed = commands.add("sweeps", sweep_commands.sweeps, "list sweeps, or rank the runs of one")
+    listed.add_argument("sweep", nargs="?", metavar="SWEEP", help="id, name or last")
+    listed.add_argument("--rank", metavar="METRIC", help="rank by another metric")
+    listed.add_argument("-n", "--limit", type=_counted(1, 200), default=20)
+    _json(listed)
+    stop = commands.add("stop-sweep", sweep_commands.stop_sweep, "stop all runs of a sweep")
+    stop.add_argument("sweep", metavar="SWEEP", help="id, name or last")
 
 
 def _add_read_commands(commands: Subparsers) -> None:
@@ -319,6 +360,16 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0.2 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"expected 0.2 to 3600 seconds, found {text}")
+    return value
+
+
+def _usd(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"expected dollars, 0 or more, found {text!r}")
     return value
 
 

@@ -29,6 +29,7 @@ from archipelago.rows import (
     Scaled,
 )
 from archipelago.run_page_rows import Activity, Finding
+from archipelago.sweep_rows import RankedSweep, SweepPage
 from archipelago.tracker_rows import Mirror, Tracker
 from archipelago.transport import Http
 
@@ -259,30 +260,72 @@ class Client(FrameClient):
         result: dict[str, Any] = self._get(f"/runs/{quote(run)}/document", **query)
         return result
 
+    def sweeps(self, *, before: str | None = None, limit: int = 50) -> SweepPage:
+        """One page of sweeps, newest first. ``before`` is the ``next`` of the previous page."""
+        return SweepPage.of(self._get("/sweeps", before=before, limit=limit))
+
+    def ranked_sweep(self, sweep: str, *, metric: str | None = None) -> RankedSweep:
+        """A sweep with its runs, the best first by ``metric`` (default: the sweep's own)."""
+        return RankedSweep.of(self._get(f"/sweeps/{quote(sweep)}", metric=metric))
+
     # Write.
 
-    def submit(self, document: Mapping[str, Any], *, key: str | None = None) -> Run:
-        """Create a run from the document and launch it.
+    def submit(self, document: Mapping[str, Any] | str, *, key: str | None = None) -> Run:
+        """Create a run from the document and launch it. Text is YAML, which the server parses.
 
         ``key`` is the idempotency key: the same key returns the same run. By default a random key
         is sent, so that a retry after a lost response creates no second run.
         """
+        headers = {"Idempotency-Key": key or secrets.token_urlsafe(24)}
+        return Run.of(self._send_document("/runs", document, headers=headers))
+
+    def plan(self, document: Mapping[str, Any] | str, *, ask: bool = True) -> dict[str, Any]:
+        """``estimate`` and ``problems`` of a document; nothing is started. ``ask=False`` skips the
+        checks that call backends and the bucket."""
+        plan: dict[str, Any] = self._send_document(
+            "/plan", document, query={"ask": "true" if ask else "false"}
+        )
+        return plan
+
+    def _send_document(
+        self,
+        path: str,
+        document: Mapping[str, Any] | str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Send a document; the request can be repeated."""
+        if isinstance(document, str):
+            body: dict[str, Any] = {"data": document.encode()}
+            headers = {**(headers or {}), "Content-Type": "application/yaml"}
+        else:
+            body = {"body": dict(document)}
+        return self._http.call(
+            "POST", path, headers=dict(headers or {}), query=query, again=True, **body
+        )[1]
+
+    def sweep(self, document: Mapping[str, Any], *, key: str | None = None) -> RankedSweep:
+        """Create a run for each combination of values; see ``docs/api.md``. ``key`` as in
+        :meth:`submit`."""
         _, response = self._http.call(
             "POST",
-            "/runs",
+            "/sweeps",
             body=dict(document),
             headers={"Idempotency-Key": key or secrets.token_urlsafe(24)},
             again=True,
         )
-        return Run.of(response)
+        return RankedSweep.of(response)
 
-    def plan(self, document: Mapping[str, Any], *, ask: bool = True) -> dict[str, Any]:
-        """``estimate`` and ``problems`` of a document; nothing is started. ``ask=False`` skips the
-        checks that call backends and the bucket."""
-        query = {"ask": "true" if ask else "false"}
-        _, response = self._http.call("POST", "/plan", body=dict(document), query=query, again=True)
+    def plan_sweep(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Estimate and problems of a sweep; nothing is started."""
+        _, response = self._http.call("POST", "/sweeps/plan", body=dict(document), again=True)
         plan: dict[str, Any] = response
         return plan
+
+    def stop_sweep(self, sweep: str) -> int:
+        """Stop all runs of a sweep. Returns the number of runs that were stopped now."""
+        return int(self._post(f"/sweeps/{quote(sweep)}/stop", {})["stopped"])
 
     def upload(self, data: bytes) -> str:
         """Upload a zip of Python files. Returns its sha256, for ``archive`` of a workload."""

@@ -53,15 +53,27 @@ count = 4
 """
 
 
-def read_document(name: str) -> dict[str, Any]:
-    """Parse a document. It is JSON if its name or first character indicates it, otherwise TOML;
-    ``-`` is standard input."""
+def read_run(client: Client, name: str) -> dict[str, Any] | str:
+    """The document in a file, with its code uploaded; the text of a YAML file, which the server
+    parses."""
+    if name.endswith((".yaml", ".yml")):
+        return _read(name)
+    return with_code(client, read_document(name), name)
+
+
+def _read(name: str) -> str:
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        return sys.stdin.read() if name == "-" else Path(name).read_text()
     except OSError as error:
         raise Invalid(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise Invalid(f"{name}: expected text in UTF-8") from None
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """Parse a document. It is JSON if its name or first character indicates it, otherwise TOML;
+    ``-`` is standard input."""
+    text = _read(name)
     try:
         if name.endswith(".json") or text.lstrip().startswith("{"):
             document = json.loads(text)

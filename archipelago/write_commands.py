@@ -11,7 +11,7 @@ from typing import Any
 from archipelago import login as logins
 from archipelago import terminal
 from archipelago.client import Client
-from archipelago.documents import EXAMPLE, read_document, with_code
+from archipelago.documents import EXAMPLE, read_run
 from archipelago.errors import Invalid
 from archipelago.read_commands import watch_run
 from archipelago.rows import DeletionPlan, Done, RunHeader
@@ -50,7 +50,7 @@ def example(options: argparse.Namespace) -> int:
 
 
 def submit(client: Client, options: argparse.Namespace) -> int:
-    document = with_code(client, read_document(options.file), options.file)
+    document = read_run(client, options.file)
     run = client.submit(document, key=options.key)
     print(run.id if options.quiet else terminal.safe(f"{run.name}  {client.url}/runs/{run.id}/"))
     return watch_run(client, run, every_s=options.every) if options.watch else 0
@@ -58,7 +58,7 @@ def submit(client: Client, options: argparse.Namespace) -> int:
 
 def plan(client: Client, options: argparse.Namespace) -> int:
     """Print the estimate of a document. The exit status is 6 if the server would reject it."""
-    document = with_code(client, read_document(options.file), options.file)
+    document = read_run(client, options.file)
     result = client.plan(document, ask=not options.offline)
     for line in terminal.table(["", ""], _estimate_rows(result["estimate"]))[1:]:
         print(line)

@@ -28,6 +28,7 @@ app.conf.task_default_queue = DEFAULT
 app.conf.task_routes = {
     "runs.tasks.reconcile_active": {"queue": CONTROL},
     "runs.tasks.reconcile_run": {"queue": CONTROL},
+    "runs.tasks.control_sweep": {"queue": CONTROL},
     "runs.tasks.evaluate_budgets": {"queue": CONTROL},
     "runs.tasks.ingest_active": {"queue": INGEST},
     "runs.tasks.ingest_run": {"queue": INGEST},

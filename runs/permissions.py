@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 
-from runs.models import Run
+from runs.models import Run, Sweep
 
 
 def has_role(user: AbstractBaseUser | AnonymousUser, *roles: str) -> bool:
@@ -24,8 +24,8 @@ def can_submit(user: AbstractBaseUser | AnonymousUser) -> bool:
     return has_role(user, "operator", "admin")
 
 
-def can_operate(user: AbstractBaseUser | AnonymousUser, run: Run) -> bool:
-    """Whether a user can change a run: admins any run, operators their own."""
+def can_operate(user: AbstractBaseUser | AnonymousUser, run: Run | Sweep) -> bool:
+    """Whether a user can change a run, or stop a sweep: admins any, operators their own."""
     if not isinstance(user, User):
         return False
     return has_role(user, "admin", *(["operator"] if run.owner_id == user.pk else []))

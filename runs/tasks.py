@@ -23,7 +23,7 @@ from runs.ingest import ingest_pass
 from runs.log_context import about
 from runs.models import ReplicaPool
 from runs.queries import selectors
-from runs.reconcile import bucket_writes, budgets, launch, orphan_reaper, reconciler
+from runs.reconcile import bucket_writes, budgets, launch, orphan_reaper, reconciler, sweeps
 from runs.restore import import_run
 from runs.submit.uploads import sweep_archives
 from runs.task_queue import enqueue
@@ -46,11 +46,22 @@ EXPORT_S = 3600
 
 @shared_task
 def reconcile_active() -> None:
-    """Control tick, sent by Celery beat: enqueue one task for each run that needs control."""
+    """Control tick, sent by Celery beat: enqueue one task for each run, and each sweep, that needs
+    control."""
     health.beat()
     storage_health.probe_database()
     for run_id in selectors.runs_to_reconcile().values_list("pk", flat=True):
         enqueue("reconcile_run", str(run_id), expires=TICK_EXPIRES_S)
+    for sweep_id in sweeps.sweeps_to_control().values_list("pk", flat=True):
+        enqueue("control_sweep", str(sweep_id), expires=TICK_EXPIRES_S)
+
+
+@shared_task
+def control_sweep(sweep_id: str) -> None:
+    """Control of one sweep: its held runs and its budget."""
+    with lease(f"sweep:{sweep_id}") as held:
+        if held:
+            sweeps.control_sweep(sweep_id)
 
 
 @shared_task

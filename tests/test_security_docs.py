@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.api import parser
+from dashboard.api import document_text
 from dashboard.live import feed
 from executors.registry import BACKENDS, pool_options
 from runs import local_access, permissions
@@ -60,10 +60,10 @@ def test_the_table_of_pool_options() -> None:
 
 
 def test_the_limits() -> None:
-    assert parser.JSON_BYTES == 1_000_000
-    assert parser.TOML_BYTES == 64_000
+    assert document_text.JSON_BYTES == 1_000_000
+    assert document_text.TEXT_BYTES == 64_000
     assert ARCHIVE_BYTES == 20_000_000
-    assert parser.DEEPEST == 20
+    assert document_text.DEEPEST == 20
     assert (feed.PER_SESSION, feed.PER_USER) == (8, 24)
 
 

@@ -165,6 +165,7 @@ def document_of(draft: RunDraft) -> dict[str, Any]:
     used = (draft.store_credential, *(pool.credential for pool in draft.pools))
     names = named.credential_names(used)
     chosen = draft.notify
+    trackers = named.trackers() if draft.trackers else {}
     body = draft.to_dict()
     for pool in body["pools"]:
         pool["credential"] = names.get(pool["credential"])
@@ -173,7 +174,7 @@ def document_of(draft: RunDraft) -> dict[str, Any]:
         "notify": None
         if chosen is None
         else [name for pk, name in named.webhooks().items() if pk in chosen],
-        "trackers": [name for pk, name in named.trackers().items() if pk in draft.trackers],
+        "trackers": [name for pk, name in trackers.items() if pk in draft.trackers],
     }
 
 

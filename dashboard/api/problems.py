@@ -16,7 +16,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 from pydantic import BaseModel, Field
 
-from dashboard.api.parser import Unfit
+from dashboard.api.document_text import Unfit
 from diloco.protocol.settings import SettingsError
 from runs.exceptions import ActionRefused, IllegalTransition, InvalidRun
 from runs.queries.search import BadQuery

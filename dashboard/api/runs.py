@@ -18,7 +18,7 @@ from archipelago import rows as shared
 from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, reader, run_to_see, submitter
 from dashboard.api.document import RunDocument, draft_of
-from dashboard.api.parser import TOML
+from dashboard.api.parser import TOML, YAML
 from dashboard.api.problems import FieldProblem, Invalid, at
 from dashboard.api.types import NO_NUL, RunId, responses
 from dashboard.presentation.estimate import estimate
@@ -36,8 +36,11 @@ PLACE = r"^[0-9]{1,17}_[0-9a-f]{32}$"
 """Position of a page: microseconds since 1970, and the run's id."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_AS_TOML: dict[str, Any] = {
-    "requestBody": {"content": {TOML: {"schema": {"type": "string"}}}, "required": True}
+_AS_TEXT: dict[str, Any] = {
+    "requestBody": {
+        "content": {kind: {"schema": {"type": "string"}} for kind in (TOML, YAML)},
+        "required": True,
+    }
 }
 IdempotencyKey = Annotated[
     str | None,
@@ -94,7 +97,7 @@ def list_runs(
     "/runs",
     auth=OPERATORS,
     response=responses(shared.Run, status=201, but=(404,)) | {200: shared.Run},
-    openapi_extra=_AS_TOML,
+    openapi_extra=_AS_TEXT,
 )
 def submit_run(
     request: HttpRequest,
@@ -102,7 +105,7 @@ def submit_run(
     document: RunDocument,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
-    """Create a run from a document, JSON or TOML, and launch it.
+    """Create a run from a document, JSON, TOML or YAML, and launch it.
 
     The document is validated as in the form: backends, bucket and data are checked first. The same
     document with the same ``Idempotency-Key`` returns the first run with status 200; another
@@ -125,7 +128,7 @@ def submit_run(
 
 
 @router.post(
-    "/plan", auth=OPERATORS, response=responses(Plan, but=(404, 409)), openapi_extra=_AS_TOML
+    "/plan", auth=OPERATORS, response=responses(Plan, but=(404, 409)), openapi_extra=_AS_TEXT
 )
 def plan_run(
     request: HttpRequest,

@@ -27,6 +27,7 @@ from dashboard.api import (
     run_page,
     runs,
     search,
+    sweeps,
     tools,
     trackers,
     views,
@@ -62,7 +63,7 @@ api = Api(
 problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
-    *(alerts, search, money, accounts, people, trackers, evaluations),
+    *(alerts, search, money, accounts, people, trackers, evaluations, sweeps),
 ):
     api.add_router("", part.router)
 

@@ -46,13 +46,14 @@ class PoolChoices:
     credentials: Choices
     stores: Choices
     webhooks: list[tuple[str, str]]
+    trackers: list[tuple[str, str]]
     option_data: Mapping[str, Mapping[str, Any]]
     first: PoolDraft
     """The initial pool of a new row: a backend that the user can use, if there is one."""
 
     @classmethod
     def load(cls, user: User | None = None) -> PoolChoices:
-        """Load the options with two queries. With ``user``, backends that they cannot use are
+        """Load the options with three queries. With ``user``, backends that they cannot use are
         marked."""
         backends = usable_backends()
         by_kind: dict[str, list[tuple[str, str]]] = {}
@@ -80,6 +81,7 @@ class PoolChoices:
             ],
             stores=[("", "Server environment"), *by_kind.get("store", [])],
             webhooks=[(str(pk), name) for pk, name in named.webhooks(enabled=True).items()],
+            trackers=[(str(pk), name) for pk, name in named.trackers().items()],
             option_data=option_data,
             first=_first_pool(user, backends),
         )

@@ -1,5 +1,5 @@
-"""The submit form: the workload, its pools, and its limits. The fields of a fork, a custom
-function and a Hugging Face model are in separate modules.
+"""The submit form: the workload, its pools, and its limits. The fields of a fork, a sweep,
+a custom function and a Hugging Face model are in separate modules.
 
 Each group setting has a field built from its schema. Field names are those of
 :class:`~diloco.protocol.settings.SettingsError` and :class:`~runs.exceptions.InvalidRun`, so that
@@ -23,6 +23,7 @@ from dashboard.forms.huggingface import (
     initial_of_huggingface,
 )
 from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
+from dashboard.forms.sweep import SweepForm
 from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
 from diloco.protocol.workload import (
@@ -39,6 +40,7 @@ from runs.submit.run_draft import RunDraft, Workload
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
 
+DOCUMENT_LENGTH = 64_000
 GPT = ByteGPTWorkload.kind
 _DATA = ("data_source", "data", "data_coverage")
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -61,7 +63,7 @@ START = {
 }
 
 
-class RunForm(ForkForm, CustomForm, HuggingFaceForm):
+class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
     name = forms.CharField(label="Name", max_length=80, help_text="Shown in the list of runs.")
     rendezvous = forms.CharField(
         label="Rendezvous",
@@ -112,7 +114,21 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
         required=False,
         widget=forms.CheckboxSelectMultiple,
     )
+    trackers = forms.MultipleChoiceField(
+        label="Experiment trackers",
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
     submit_key = forms.CharField(widget=forms.HiddenInput, max_length=64)
+    cloned = forms.UUIDField(widget=forms.HiddenInput, required=False)
+    document = forms.CharField(
+        label="Document",
+        required=False,
+        max_length=DOCUMENT_LENGTH,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 6}),
+        help_text="A run as JSON, TOML or YAML. It replaces the values of the form.",
+    )
     workload = forms.ChoiceField(
         label="Workload",
         choices=[(GPT, "Byte-level GPT"), (HF, "Hugging Face"), (CUSTOM, "My own code")],
@@ -169,6 +185,7 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
         self.choices = choices or PoolChoices.load()
         self._choices("store_credential", self.choices.stores)
         self._choices("notify", self.choices.webhooks)
+        self._choices("trackers", self.choices.trackers)
         self.initial.setdefault("notify", [value for value, _ in self.choices.webhooks])
         self.offer_rounds()
         for spec in setting_fields():
@@ -296,6 +313,7 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
             budget_usd=values["budget_usd"] or 0.0,
             max_restarts=values["max_restarts"],
             notify=self._notify(),
+            trackers=tuple(sorted(map(int, values["trackers"]))),
         )
 
     def _workload(self) -> tuple[Workload, bytes]:
@@ -332,8 +350,11 @@ class RunForm(ForkForm, CustomForm, HuggingFaceForm):
         return GroupSettings(**chosen, num_replicas=replicas, start_replicas=start)
 
     def point_at(self, field: str, message: str) -> None:
-        """Attach a domain error to its field; a pool's is ``pools.<index>.<field>``."""
+        """Attach a domain error to its field; a pool's is ``pools.<index>.<field>``. The field of a
+        document, such as ``settings.inner_lr``, is found too."""
         head, _, rest = field.partition(".")
+        if head in ("settings", "workload") and rest:
+            field = {"kind": "workload"}.get(rest, rest)
         if head == "pools" and rest:
             index, _, name = rest.partition(".")
             self.pools[int(index)].place(name, message)
@@ -363,6 +384,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "time_limit_s": draft.time_limit_s,
         "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
         "max_restarts": draft.max_restarts,
+        "trackers": [str(pk) for pk in draft.trackers],
         **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
     }
 

@@ -56,6 +56,7 @@ def age(value: str | datetime.datetime | None) -> str:
 
 NAVIGATION = (
     ("Runs", "runs", ("run", "runs", "replica", "pool")),
+    ("Sweeps", "sweeps", ("sweep", "sweeps")),
     ("Fleet", "fleet", ("fleet",)),
     ("Compare", "compare", ("compare",)),
     ("Boards", "boards", ("board", "boards")),

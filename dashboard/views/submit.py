@@ -10,52 +10,29 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from, option_help
+from dashboard.api.document_text import read_document
+from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
+from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
-from dashboard.presentation.estimate import EstimateView
-from dashboard.presentation.estimate import estimate as make_estimate
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
-from diloco.protocol.settings import SECTIONS, setting_fields
-from diloco.protocol.workload import GPT_SIZES
-from executors.base import Problem
+from dashboard.views.submit_page import page, preview, show
 from runs import permissions
-from runs.backends import health, storage_health
 from runs.exceptions import InvalidRun
-from runs.submit import create, preflight, run_draft, throughput_history
+from runs.submit import create, names, preflight, run_draft, sweeps
 from runs.submit.run_draft import PoolDraft, RunDraft
-
-BASIC = frozenset(
-    [
-        "sync_every",
-        "total_rounds",
-        "max_tokens",
-        "codec",
-        "outer_lr",
-        "outer_momentum",
-        "inner_lr",
-        "batch_size",
-        "warmup_steps",
-        "min_quorum",
-        "grace_s",
-        "eval_every",
-        "checkpoint_every",
-    ]
-)
-"""Settings that are always visible; *More* shows the others."""
 
 PASSED = "Works"
 BUCKET_PASSED = "Works: wrote, read, listed, created once and deleted"
@@ -87,31 +64,46 @@ def new(request: HttpRequest) -> HttpResponse:
         choices = PoolChoices.load(user)
         initial = initial_from(template or _starting_draft(choices))
         initial["submit_key"] = secrets.token_urlsafe(24)
+        initial["cloned"] = submit_source.cloned(request.GET)
+        if template is None or not initial["cloned"]:
+            initial["name"] = names.suggest(initial["name"])
         # Query parameters can be invalid: the browser then requests the estimate.
-        draft = None if request.GET else _starting_draft(choices)
+        draft = template if template or request.GET else _starting_draft(choices)
         if template is None:
             initial = from_query(initial, request.GET.dict())
-        return _page(request, RunForm(initial=initial, choices=choices), draft)
+        return page(request, RunForm(initial=initial, choices=choices), draft)
     form = RunForm(request.POST, request.FILES, choices=PoolChoices.load(user))
     if changed := _changed(request, form):
         return changed
     draft = form.draft()
     if "dry_run" in request.POST:
         passes = draft is not None and _passes(form, draft, user)
-        return _page(request, form, draft if passes else None, dry_run=passes)
+        return page(request, form, draft if passes else None, dry_run=passes)
     if draft is None:
-        return _page(request, form, draft)
+        return page(request, form, draft)
     try:
-        run = create.create_run(
-            draft,
-            owner=user,
-            submit_key=form.cleaned_data["submit_key"],
-            preflight=partial(preflight.require, over_budget=form.cleaned_data["over_budget"]),
-        )
+        return _launch(form, draft, user)
     except InvalidRun as error:
-        _show(form, error.problems)
-        return _page(request, form, draft)
-    return redirect("run", run_id=run.pk)
+        show(form, error.problems)
+        return page(request, form, draft)
+
+
+def _launch(form: RunForm, draft: RunDraft, user: User) -> HttpResponse:
+    """Create the run, or the sweep. Raises :class:`InvalidRun`."""
+    key, over_budget = form.cleaned_data["submit_key"], form.cleaned_data["over_budget"]
+    sweep = form.sweep_of(draft)
+    if sweep is None:
+        require = partial(preflight.require, over_budget=over_budget)
+        run = create.create_run(draft, owner=user, submit_key=key, preflight=require)
+        return redirect("run", run_id=run.pk)
+    row = sweeps.create_sweep(
+        sweep,
+        owner=user,
+        submit_key=key,
+        over_budget=over_budget,
+        preflight=preflight.check_runs,
+    )
+    return redirect("sweep", sweep_id=row.pk)
 
 
 @require_POST
@@ -121,10 +113,13 @@ def estimate(request: HttpRequest) -> JsonResponse:
         raise PermissionDenied
     form = RunForm(request.POST, request.FILES)
     draft = form.draft()
-    body: dict[str, Any] = {"errors": form.all_errors, "estimate": None}
+    shown: dict[str, Any] = dict.fromkeys(("estimate", "changes", "sweep", "command"))
     if draft is not None:
-        body["estimate"] = dataclasses.asdict(_estimate(draft))
-    return JsonResponse(body)
+        try:
+            shown = dataclasses.asdict(preview(form, draft))
+        except InvalidRun as error:
+            show(form, error.problems)
+    return JsonResponse({"errors": form.all_errors, **shown})
 
 
 @require_POST
@@ -155,6 +150,9 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         errors = _errors_of(form, what)
         form.forget_errors()
         form.show_errors(errors)
+    elif "paste" in request.POST:
+        form, draft = _pasted(form, request.POST)
+        return page(request, form, draft, status=200)
     elif submit_source.searched(request.POST.dict()):
         pass  # the page searches the source lists
     elif "restore" in request.POST:
@@ -165,7 +163,30 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         return None
     if not tested:
         form.forget_errors()
-    return _page(request, form, None, tested=tested, status=200)
+    return page(request, form, None, tested=tested, status=200)
+
+
+def _pasted(form: RunForm, sent: Mapping[str, Any]) -> tuple[RunForm, RunDraft | None]:
+    """The form filled in from the posted document, with its errors; the form as it was, with an
+    error at the document, if that cannot be read."""
+    text = sent.get("document", "")
+    try:
+        document = read_document(text)
+    except ValueError as error:
+        form.forget_errors()
+        form.show_errors({"document": [str(error)]})
+        return form, None
+    defaults = posted(RunForm(initial=initial_from(OMITTED), choices=form.choices))
+    values, problems = fill(document, defaults)
+    values["submit_key"] = sent.get("submit_key", "")
+    if problems:
+        values["document"] = text
+    filled = RunForm(values, choices=form.choices)
+    draft = filled.draft()
+    if problems:
+        found = [f"{each.field}: {each.message}" for each in problems]
+        filled.show_errors({"document": found})
+    return filled, draft
 
 
 # Test buttons.
@@ -187,10 +208,10 @@ def _test(form: RunForm, what: str, user: User) -> str:
     try:
         create.check_pool(draft, index)
     except InvalidRun as error:
-        _show(form, error.problems)
+        show(form, error.problems)
         return ""
     result = preflight.check_pool_connection(draft, index)
-    _show(form, result.problems)
+    show(form, result.problems)
     return "" if result.problems else f"{PASSED}: {result.account}" if result.account else PASSED
 
 
@@ -203,20 +224,15 @@ def _test_bucket(form: RunForm, user: User) -> str:
     try:
         own = create.free_prefix(wanted, uuid.uuid4(), viewer=user)
     except InvalidRun as error:
-        _show(form, error.problems)
+        show(form, error.problems)
         return ""
     result = preflight.check_bucket_connection(
         own,
         [pool.draft() for pool in form.pools if pool.is_valid()],
         store_credential=int(credential) if credential else None,
     )
-    _show(form, result.problems)
+    show(form, result.problems)
     return "" if result.problems else BUCKET_PASSED
-
-
-def _show(form: RunForm, problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        form.point_at(problem.field, problem.message)
 
 
 def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
@@ -230,65 +246,15 @@ def _errors_of(form: RunForm, what: str) -> dict[str, list[str]]:
 
 def _passes(form: RunForm, draft: RunDraft, user: User) -> bool:
     """Whether a launch would be accepted; otherwise with errors at their fields."""
-    problems = preflight.check(draft, user, over_budget=form.cleaned_data["over_budget"])
-    _show(form, problems)
+    over_budget = form.cleaned_data["over_budget"]
+    try:
+        if sweep := form.sweep_of(draft):
+            checks = preflight.check_runs
+            sweeps.check_sweep(sweep, user, over_budget=over_budget, preflight=checks)
+            return True
+    except InvalidRun as error:
+        show(form, error.problems)
+        return False
+    problems = preflight.check(draft, user, over_budget=over_budget)
+    show(form, problems)
     return not problems
-
-
-def _estimate(draft: RunDraft) -> EstimateView:
-    return make_estimate(draft, throughput_history.known_rates(draft.workload.to_dict()))
-
-
-def _page(
-    request: HttpRequest,
-    form: RunForm,
-    draft: RunDraft | None,
-    *,
-    tested: dict[str, str] | None = None,
-    status: int | None = None,
-    dry_run: bool = False,
-) -> HttpResponse:
-    """``dry_run``: the draft passed all checks of a launch."""
-    errors = form.all_errors
-    sections = [
-        {
-            "name": name,
-            "title": title,
-            "basic": _rows(form, name, basic=True),
-            "more": (more := _rows(form, name, basic=False)),
-            "more_open": any(row["field"].errors for row in more),
-        }
-        for name, title in SECTIONS.items()
-    ]
-    context = {
-        "form": form,
-        "storage": storage_health.storage_problem(),
-        "silent_since": health.silent_since(),
-        "pools": [
-            {"form": pool, "result": (tested or {}).get(f"pools.{pool.index}")}
-            for pool in form.pools
-        ],
-        "option_help": option_help(),
-        "pools_alone": len(form.pools) == 1,
-        "bucket_result": (tested or {}).get("rendezvous"),
-        "sections": sections,
-        "sizes": [{"name": name, "shape": shape} for name, shape in GPT_SIZES.items()],
-        "estimate": _estimate(draft) if draft else None,
-        "default_rendezvous": settings.DEFAULT_RENDEZVOUS,
-        "error_list": [
-            {"field": form.input_of(name), "errors": messages_of_field}
-            for name, messages_of_field in errors.items()
-        ],
-        "launch_refused": status is None,
-        "source": submit_source.offered(request),
-        "dry_run": draft if dry_run else None,
-    }
-    return render(request, "runs/new.html", context, status=status or (422 if errors else 200))
-
-
-def _rows(form: RunForm, section: str, *, basic: bool) -> list[dict[str, Any]]:
-    return [
-        {"field": form[spec.name], "unit": spec.unit}
-        for spec in setting_fields()
-        if spec.section == section and spec.name in form.fields and (spec.name in BASIC) == basic
-    ]

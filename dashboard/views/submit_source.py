@@ -62,6 +62,12 @@ def kind_of(query: Mapping[str, str]) -> str:
     return next((kind for kind in ("fork", "clone") if kind in query), "template")
 
 
+def cloned(query: Mapping[str, str]) -> str:
+    """The id of the run whose values fill the form, whether it is cloned or forked."""
+    kind = kind_of(query)
+    return "" if kind == "template" else query.get(kind, "")
+
+
 def draft_of(request: HttpRequest) -> RunDraft | None:
     """The draft that the address refers to; None if it refers to none."""
     query, kind = request.GET, kind_of(request.GET.dict())

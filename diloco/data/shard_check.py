@@ -24,12 +24,21 @@ class ShardNeeds:
 
 
 def open_index(store: Store, needs: ShardNeeds) -> ShardIndex:
-    """Read and check the index of the shards in ``store``, and that the first shard of each split
-    can be read. Raises :class:`SettingsError` on ``data``, with the expected and the found value.
-    """
+    """The index of the shards in ``store``, which meet the needs and can be read. Raises
+    :class:`SettingsError` on ``data``, with the expected and the found value."""
+    index = read_shards(store)
+    try:
+        check_index(index, needs)
+    except BadIndex as error:
+        raise SettingsError("data", f"{store.uri}: {error}") from error
+    return index
+
+
+def read_shards(store: Store) -> ShardIndex:
+    """Read the index of the shards in ``store``, and one byte of the first shard of each split.
+    Raises :class:`SettingsError` on ``data``."""
     try:
         index = read_index(store)
-        check_index(index, needs)
         for shard in (index.train[0], index.held_out[0]):
             if not store.get_range(shard.name, 0, 1):
                 raise BadIndex(f"shard {shard.name}: expected tokens, found an empty object")

@@ -13,6 +13,7 @@ from runs.json_values import mapping
 from runs.models import money
 from runs.models.archive import Archive
 from runs.models.credential import Credential
+from runs.models.sweep import Sweep
 from runs.states import REPLICA_ENDED, RUN_ACTIVE, RUN_ENDED, ReplicaState, RunState
 
 
@@ -84,6 +85,14 @@ class Run(models.Model):
     fork_round = models.PositiveIntegerField(default=0, help_text="Round of that checkpoint")
     fork_outer = models.BooleanField(
         default=True, help_text="Whether the fork includes the state of the outer optimizer"
+    )
+    sweep = models.ForeignKey(
+        Sweep, on_delete=models.PROTECT, null=True, blank=True, related_name="runs"
+    )
+    sweep_index = models.PositiveIntegerField(default=0, help_text="Its place in its sweep")
+    sweep_values = models.JSONField(default=dict, blank=True, help_text="Swept field -> value")
+    sweep_held = models.BooleanField(
+        default=False, help_text="Not launched until the limits of its sweep allow it"
     )
     created_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)

@@ -104,7 +104,7 @@ def runs_to_reconcile() -> QuerySet[Run]:
 
     These are active runs, and ended or paused runs with a job that can still run, a replica to
     release, unread telemetry, a pending ingest pass, a pending journal write, or a pending alert
-    about their end.
+    about their end. A run that its sweep holds needs none.
     """
     jobs = ReplicaAttempt.objects.filter(replica__run=OuterRef("pk"), ended_at=None)
     unread = Cursor.objects.filter(replica__run=OuterRef("pk"), ended=False)
@@ -123,7 +123,8 @@ def runs_to_reconcile() -> QuerySet[Run]:
         | Q(Exists(jobs))
         | Q(~paused & Exists(waiting))
         | Q(Exists(unwritten))
-        | Q(end_due=True)
+        | Q(end_due=True),
+        ~Q(state=RunState.QUEUED, sweep_held=True),
     ).order_by("created_at")
 
 

@@ -77,6 +77,8 @@ def launch_run(run_id: str) -> None:
     Idempotent. Raises :class:`LaunchLater` if the bucket is unavailable.
     """
     run = Run.objects.get(pk=run_id)
+    if run.sweep_held:
+        return
     if run.state == RunState.QUEUED:
         try:
             store = store_for(run)

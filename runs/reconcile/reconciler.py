@@ -53,7 +53,7 @@ def reconcile_run(run_id: str) -> bool:
     run = Run.objects.select_related("owner").get(pk=run_id)
     now = timezone.now()
     if run.state == RunState.QUEUED:
-        if has_passed(run.state_since, LOST_TASK_AFTER, now):
+        if not run.sweep_held and has_passed(run.state_since, LOST_TASK_AFTER, now):
             enqueue("launch_run", str(run.pk), expires=LOST_TASK_AFTER.total_seconds())
         return True
     attempts = jobs.attempts_to_poll(run)

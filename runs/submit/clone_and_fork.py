@@ -21,9 +21,9 @@ from diloco.store.location import canonical
 from runs.exceptions import InvalidRun, LaunchFailed
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, ReplicaPool, Run
+from runs.submit import names
 from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft, Workload
 
-NAME_LENGTH = 80
 KEPT = 2
 """Newest checkpoints of a run whose weights are kept."""
 
@@ -42,7 +42,7 @@ def clone_of(run: Run) -> RunDraft:
     count = sum(pool.count for pool in pools)
     starts = {settings.num_replicas: count}
     return RunDraft(
-        name=_named(run.name, "copy"),
+        name=names.suggest_copy(run.name),
         settings=replace(
             settings,
             num_replicas=count,
@@ -65,7 +65,7 @@ def fork_of(run: Run, round: int, *, outer: bool = True) -> RunDraft:
     draft = clone_of(run)
     return replace(
         draft,
-        name=_named(run.name, f"from round {round}"),
+        name=names.suggest(_named(run.name, f"from round {round}")),
         fork=Fork(run=run.pk, round=round, outer=outer),
     )
 
@@ -146,7 +146,7 @@ def _pool(pool: ReplicaPool) -> PoolDraft:
 
 def _named(name: str, suffix: str) -> str:
     tail = f" ({suffix})"
-    return name[: NAME_LENGTH - len(tail)] + tail
+    return name[: names.NAME_LENGTH - len(tail)] + tail
 
 
 def _sibling_prefix(run: Run) -> str:

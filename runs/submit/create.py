@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,6 +33,7 @@ from runs.models import (
     ReplicaPool,
     Run,
     RunMirror,
+    Sweep,
     money,
 )
 from runs.states import RunState
@@ -53,6 +54,28 @@ from runs.transitions import record_event
 NAME_LENGTH = 80
 SUBMIT_KEY_LENGTH = 64
 POOL_LIMIT = 1024
+
+
+WAITING = "waiting for a worker"
+SWEEP_HELD = "waiting for its turn in the sweep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlace:
+    """The place of a run in a sweep, and the values that it has of the swept fields."""
+
+    sweep: Sweep
+    index: int
+    values: Mapping[str, Any]
+    held: bool
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "sweep": self.sweep,
+            "sweep_index": self.index,
+            "sweep_values": dict(self.values),
+            "sweep_held": self.held,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +121,7 @@ def create_run(
         if preflight is not None:
             preflight(checked)
         with transaction.atomic():
-            return _store(checked, owner, submit_key)
+            return store_run(checked, owner, submit_key)
     except (IntegrityError, InvalidRun):
         # Another request with this key can be faster: its run uses the rendezvous.
         existing = _submitted(submit_key, owner)
@@ -159,9 +182,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
 
     ``viewer``: see :func:`runs.submit.prefixes.check_free`.
     """
-    name = draft.name.strip()
-    if not name or len(name) > NAME_LENGTH:
-        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
+    check_name(draft.name)
     if not draft.pools:
         raise InvalidRun("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(draft.pools):
@@ -187,6 +208,13 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
             raise InvalidRun("rendezvous", problem)
     prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
     return rendezvous
+
+
+def check_name(name: str) -> None:
+    """Raise :class:`InvalidRun` for a name that no run or sweep can have."""
+    length = len(name.strip())
+    if not 1 <= length <= NAME_LENGTH:
+        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {length}")
 
 
 def _check_data(draft: RunDraft) -> None:
@@ -321,7 +349,11 @@ def rendezvous_uri(wanted: str, run_id: uuid.UUID) -> str:
     return prefixes.location_for(wanted, run_id).uri
 
 
-def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
+def store_run(
+    checked: CheckedDraft, owner: User, submit_key: str, place: SweepPlace | None = None
+) -> Run:
+    """Store a checked run, and enqueue its launch unless its place in a sweep is held. Call inside
+    a transaction."""
     draft, rendezvous = checked.draft, checked.rendezvous
     now = timezone.now()
     prefixes.lock()
@@ -332,7 +364,7 @@ def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
         owner=owner,
         state=RunState.QUEUED,
         state_since=now,
-        state_reason="waiting for a worker",
+        state_reason=SWEEP_HELD if place and place.held else WAITING,
         rendezvous=rendezvous,
         group_settings=draft.settings.to_dict(),
         workload=draft.workload.to_dict(),
@@ -342,6 +374,7 @@ def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
         archive=_archive(draft),
         notify=None if draft.notify is None else list(draft.notify),
         **_origin(draft.fork),
+        **(place.columns() if place else {}),
         created_at=now,
     )
     for pool_draft in draft.pools:
@@ -356,7 +389,8 @@ def _store(checked: CheckedDraft, owner: User, submit_key: str) -> Run:
         from_state=RunState.DRAFT,
         to_state=RunState.QUEUED,
     )
-    enqueue("launch_run", str(run.pk))
+    if not run.sweep_held:
+        enqueue("launch_run", str(run.pk))
     return run
 
 

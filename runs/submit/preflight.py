@@ -13,7 +13,8 @@ from functools import partial
 
 from django.contrib.auth.models import User
 
-from diloco.protocol.workload import SHARDS, ByteGPTWorkload, HuggingFaceWorkload
+from diloco.data.shard_index import ShardIndex
+from diloco.protocol.workload import SHARDS, ByteGPTWorkload, CustomWorkload
 from executors.base import (
     AccountError,
     Capabilities,
@@ -24,7 +25,7 @@ from executors.base import (
 )
 from executors.loading import wait_loaded
 from executors.registry import BACKENDS
-from runs.backends.executors import capabilities_of, executor_of
+from runs.backends.executors import executor_of
 from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.credentials.restrictions import refused_options
 from runs.exceptions import InvalidRun
@@ -32,10 +33,11 @@ from runs.models import Credential, Run
 from runs.redaction import redact
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
 from runs.submit.create import CheckedDraft, check_pool, check_submission
-from runs.submit.forecast import RunEstimate, estimate_run
+from runs.submit.forecast import estimate_run
+from runs.submit.limit_check import limit_problems
 from runs.submit.run_draft import PoolDraft, RunDraft
-from runs.submit.shard_check import check_shards
-from runs.submit.throughput_history import known_rates
+from runs.submit.shard_check import read_shards, shard_problem
+from runs.submit.throughput_history import rates_of_all
 
 __all__ = [
     "CheckResult",
@@ -47,14 +49,11 @@ __all__ = [
     "check_pool_connection",
     "check_rendezvous",
     "check_run",
-    "check_shards",
+    "check_runs",
 ]
 
 LOAD_PATIENCE_S = 8.0
 """How long a check waits for the import of a client library, before its own timeout starts."""
-
-ROUNDS_IN_A_JOB = 3
-"""A job with a shorter deadline spends most of it on starting up and catching up."""
 
 _FIELDS = frozenset({"options", "hardware", "region", "spot", "image", "timeout_s", "credential"})
 
@@ -62,9 +61,10 @@ _FIELDS = frozenset({"options", "hardware", "region", "spot", "image", "timeout_
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """The result of one check. ``account`` is the account and location as the backend reports them;
-    '' if it was not called."""
+    '' if it was not called. ``index`` is that of token shards."""
 
     account: str = ""
+    index: ShardIndex | None = None
     problems: tuple[Problem, ...] = ()
 
 
@@ -98,30 +98,76 @@ def check_run(draft: RunDraft, *, uri: str, over_budget: bool = False) -> list[P
     ``uri`` is the bucket, or the folder of buckets, to check. ``over_budget``: the user accepts
     that the budget will end the run.
     """
-    checks = _pool_checks(draft.pools) | _bucket_check(uri, draft.pools, draft.store_credential)
-    data = getattr(draft.workload, "data", "")
-    if isinstance(draft.workload, ByteGPTWorkload | HuggingFaceWorkload) and (
-        draft.workload.data_format == SHARDS
-    ):
-        workload = draft.workload
-        backends = [pool.backend for pool in draft.pools]
-        checks["data"] = lambda: _to_result(
-            "data", check_shards(workload, draft.settings, backends)
-        )
-    elif isinstance(draft.workload, ByteGPTWorkload) or "://" in data:  # otherwise a Hub data set
-        backends = [pool.backend for pool in draft.pools]
-        checks["data"] = lambda: _to_result("data", check_data(data, backends))
-    problems = [
-        problem for result in _run_checks(checks, draft.pools) for problem in result.problems
+    [problems] = check_runs([draft], uri=uri, over_budget=over_budget)
+    return problems
+
+
+def check_runs(
+    drafts: Sequence[RunDraft], *, uri: str, over_budget: bool = False
+) -> list[list[Problem]]:
+    """The problems of each draft, as in :func:`check_run`. The drafts differ in settings and
+    workload only. Pools, the bucket and each of the data are checked once."""
+    pools, store = drafts[0].pools, drafts[0].store_credential
+    checks = _pool_checks(pools) | _bucket_check(uri, pools, store)
+    sources = [_data_source(draft) for draft in drafts]
+    names = {
+        source: f"data.{number}" for number, source in enumerate(dict.fromkeys(sources)) if source
+    }
+    backends = [pool.backend for pool in pools]
+    checks |= {name: partial(_check_data, *source, backends) for source, name in names.items()}
+    results = _run_checks(checks, pools)
+    shared = [
+        problem
+        for name, result in results.items()
+        if not name.startswith("data.")
+        for problem in result.problems
     ]
-    estimate = estimate_run(draft, known_rates(draft.workload.to_dict()))
-    problems += _deadlines(draft, estimate)
-    return problems if over_budget else problems + _budget(draft, estimate)
+    rates = rates_of_all(draft.workload.to_dict() for draft in drafts)
+    return [
+        shared
+        + (_data_problems(draft, results[names[source]]) if source else [])
+        + limit_problems(draft, estimate_run(draft, known), over_budget=over_budget)
+        for draft, source, known in zip(drafts, sources, rates, strict=True)
+    ]
+
+
+# Data.
+
+
+def _data_source(draft: RunDraft) -> tuple[str, bool] | None:
+    """The URI of data that can be checked, and whether it is of token shards."""
+    workload = draft.workload
+    if isinstance(workload, CustomWorkload):
+        return None
+    is_sharded = workload.data_format == SHARDS
+    if is_sharded or isinstance(workload, ByteGPTWorkload) or "://" in workload.data:
+        return workload.data, is_sharded
+    return None  # a data set of the Hub
+
+
+def _check_data(uri: str, is_sharded: bool, backends: Sequence[str]) -> CheckResult:
+    if not is_sharded:
+        return _to_result("data", check_data(uri, backends))
+    try:
+        return CheckResult(index=read_shards(uri, backends))
+    except ValueError as error:
+        return _to_result("data", [str(error)])
+
+
+def _data_problems(draft: RunDraft, result: CheckResult) -> list[Problem]:
+    problems = list(result.problems)
+    if result.index is not None and not isinstance(draft.workload, CustomWorkload):
+        problem = shard_problem(result.index, draft.workload, draft.settings)
+        problems += _to_result("data", [problem] if problem else []).problems
+    return problems
+
+
+# Connections.
 
 
 def check_pool_connection(pool: PoolDraft, index: int = 0) -> CheckResult:
     """Test a pool: whether its credential works and a launch would be accepted."""
-    [result] = _run_checks(_pool_checks([pool]), [pool])
+    [result] = _run_checks(_pool_checks([pool]), [pool]).values()
     return CheckResult(
         account=result.account,
         problems=tuple(
@@ -148,7 +194,7 @@ def check_bucket_connection(
     uri: str, pools: Sequence[PoolDraft], *, store_credential: int | None = None
 ) -> CheckResult:
     """Test the rendezvous."""
-    [result] = _run_checks(_bucket_check(uri, pools, store_credential), pools)
+    [result] = _run_checks(_bucket_check(uri, pools, store_credential), pools).values()
     return result
 
 
@@ -243,10 +289,11 @@ def _at(index: int, field: str, message: str) -> Problem:
 
 def _run_checks(
     checks: Mapping[str, Callable[[], CheckResult]], pools: Sequence[PoolDraft]
-) -> list[CheckResult]:
-    """Run the checks in parallel. Importing a client library happens before their timeout."""
+) -> dict[str, CheckResult]:
+    """Run the checks in parallel: results by name. Importing a client library happens before their
+    timeout."""
     loading = wait_loaded({pool.backend for pool in pools}, patience_s=LOAD_PATIENCE_S)
-    results, ready = [], {}
+    results, ready = {}, {}
     for name, run_check in checks.items():
         head, _, index = name.partition(".")
         if head == "pools" and (backend := pools[int(index)].backend) in loading:
@@ -254,19 +301,19 @@ def _run_checks(
                 f"The client library of {BACKENDS[backend]} is still loading, which can take half "
                 "a minute after the server's start. Check again in a moment."
             )
-            results.append(CheckResult(problems=(_at(int(index), "backend", message),)))
+            results[name] = CheckResult(problems=(_at(int(index), "backend", message),))
         else:
             ready[name] = run_check
     for name, result in call_all(ready).items():
         if isinstance(result, CheckResult):
-            results.append(result)
+            results[name] = result
             continue
         head, _, index = name.partition(".")
         if head == "pools":
             problem = _of_backend(pools[int(index)], int(index), result)
         else:
-            problem = Problem(field=name, message=redact(str(result)) or type(result).__name__)
-        results.append(CheckResult(problems=(problem,)))
+            problem = Problem(field=head, message=redact(str(result)) or type(result).__name__)
+        results[name] = CheckResult(problems=(problem,))
     return results
 
 
@@ -282,39 +329,3 @@ def _of_backend(pool: PoolDraft, index: int, error: Exception) -> Problem:
         return _at(index, "backend", f"{label}: {message}")
     # A bug or a broken client. Its message can contain anything.
     return _at(index, "backend", f"{label} could not be checked: {type(error).__name__}")
-
-
-# Problems that follow from known values.
-
-
-def _deadlines(draft: RunDraft, estimate: RunEstimate) -> list[Problem]:
-    round_s = estimate.round_s
-    if round_s is None:
-        return []
-    credentials = _credentials([pool.credential for pool in draft.pools])
-    problems = []
-    least_s = ROUNDS_IN_A_JOB * round_s
-    for index, pool in enumerate(draft.pools):
-        can = capabilities_of(pool.backend, credentials.get(pool.credential))
-        life_s = pool.timeout_s or can.max_lifetime_s
-        if life_s is not None and life_s < least_s:
-            problems.append(
-                _at(
-                    index,
-                    "timeout_s",
-                    f"expected at least {ROUNDS_IN_A_JOB} rounds, about {least_s:.0f} s at the "
-                    f"rate of earlier runs, found {life_s:.0f} s",
-                )
-            )
-    return problems
-
-
-def _budget(draft: RunDraft, money: RunEstimate) -> list[Problem]:
-    if not draft.budget_usd or money.usd is None or money.usd <= draft.budget_usd:
-        return []
-    until = "to the time limit" if money.hours_by == "time limit" else "for all rounds"
-    message = (
-        f"expected at least ${money.usd:.2f}, the estimate {until} ({money.hours:.1f} h at "
-        f"${money.usd_h:.2f} an hour), found ${draft.budget_usd:.2f}"
-    )
-    return [Problem(field="budget_usd", message=message)]

@@ -6,7 +6,7 @@ there is none, and the estimate is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -18,15 +18,26 @@ LOOK_BACK = 1000
 
 def known_rates(workload: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Tokens per second of one replica, by (backend, hardware): the median of earlier runs."""
-    same = _identity(workload)
-    rates_by_hardware: dict[tuple[str, str], list[float]] = {}
+    [rates] = rates_of_all([workload])
+    return rates
+
+
+def rates_of_all(workloads: Iterable[Mapping[str, Any]]) -> list[dict[tuple[str, str], float]]:
+    """:func:`known_rates` of each workload, with one query."""
+    identities = [_identity(workload) for workload in workloads]
+    found: dict[tuple[Any, ...], dict[tuple[str, str], list[float]]]
+    found = {identity: {} for identity in identities}
     newest = Replica.objects.filter(tokens_per_s__gt=0).order_by("-id")
-    for backend, hardware, other_workload, rate in newest.values_list(
+    for backend, hardware, workload, rate in newest.values_list(
         "pool__backend", "pool__hardware", "run__workload", "tokens_per_s"
     )[:LOOK_BACK]:
-        if rate is not None and _identity(other_workload) == same:
-            rates_by_hardware.setdefault((backend, hardware), []).append(rate)
-    return {hardware_key: median(rates) for hardware_key, rates in rates_by_hardware.items()}
+        by_hardware = found.get(_identity(workload))
+        if rate is not None and by_hardware is not None:
+            by_hardware.setdefault((backend, hardware), []).append(rate)
+    return [
+        {hardware: median(rates) for hardware, rates in found[identity].items()}
+        for identity in identities
+    ]
 
 
 def _identity(workload: Mapping[str, Any]) -> tuple[Any, ...]:

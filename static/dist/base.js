@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-LGZ37YUM.js";
+import"./chunk-H7QZSBMU.js";

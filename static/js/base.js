@@ -32,7 +32,11 @@ for (const form of $$("[data-theme-form]")) {
     if (value === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = value;
     for (const button of $$("button", form)) press(button, button === event.submitter);
-    fetch(form.action, { method: "POST", body: new FormData(form, event.submitter), redirect: "manual" });
+    fetch(form.action, {
+      method: "POST",
+      body: new FormData(form, event.submitter),
+      redirect: "manual",
+    });
   });
 }
 

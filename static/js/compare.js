@@ -12,7 +12,8 @@ const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] 
 const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
 
 function comparePage() {
-  for (const place of $$("[data-swatch]")) place.append(replicaSwatch(Number(place.dataset.swatch)));
+  for (const place of $$("[data-swatch]"))
+    place.append(replicaSwatch(Number(place.dataset.swatch)));
   const card = $("[data-compare]");
   if (card) begin(card);
 }
@@ -43,10 +44,21 @@ function begin(card) {
         return [];
       }
       const [x, y] = rising({ x: curve[chosen.x], y: curve.value });
-      return [{
-        id: run.id, name: run.name, x, y, odd: [], nan: [], points: x.length < 3, swatch: () => replicaSwatch(number),
-        color: cssColor(replicaHue(number)), dash: replicaDash(number), width: number ? 1.5 : 2.5,
-      }];
+      return [
+        {
+          id: run.id,
+          name: run.name,
+          x,
+          y,
+          odd: [],
+          nan: [],
+          points: x.length < 3,
+          swatch: () => replicaSwatch(number),
+          color: cssColor(replicaHue(number)),
+          dash: replicaDash(number),
+          width: number ? 1.5 : 2.5,
+        },
+      ];
     });
     const note = $("[data-note]", card);
     note.hidden = !without.length;
@@ -58,7 +70,8 @@ function begin(card) {
     view.x = chosen.x === "wall" ? "relative" : chosen.x;
     spec.empty = chosen.x === "money" ? "No run has a known price" : "No curves yet";
     for (const group of $$("[data-choose]", card)) {
-      for (const button of $$("button", group)) press(button, button.value === chosen[group.dataset.choose]);
+      for (const button of $$("button", group))
+        press(button, button.value === chosen[group.dataset.choose]);
     }
     chart.draw();
   }
@@ -95,12 +108,16 @@ function begin(card) {
     link.href = target.href;
   });
 
-  getJSON(card.dataset.json).then((known) => {
-    chart.data = known;
-    draw();
-  }, () => {
-    $("[data-chart]", card).dataset.empty = "Loading the curves failed. Reload the page to try again.";
-  });
+  getJSON(card.dataset.json).then(
+    (known) => {
+      chart.data = known;
+      draw();
+    },
+    () => {
+      $("[data-chart]", card).dataset.empty =
+        "Loading the curves failed. Reload the page to try again.";
+    },
+  );
 }
 
 comparePage();

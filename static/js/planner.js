@@ -9,13 +9,25 @@ import { getJSON } from "./lib/live.js";
 import { planChart } from "./planner/chart.js";
 
 const SHOW = {
-  efficiency: format.percent, utilisation: format.percent, goodput: format.percent,
-  wall_s: format.duration, compute_s: format.duration, exchange_s: format.duration, exposed_s: format.duration,
-  total_bytes: format.size, up_bytes: format.size, down_bytes: format.size, round_bytes: format.size,
-  usd: format.money, usd_per_billion_tokens: format.money, hardware_usd: format.money, bucket_usd: format.money,
+  efficiency: format.percent,
+  utilisation: format.percent,
+  goodput: format.percent,
+  wall_s: format.duration,
+  compute_s: format.duration,
+  exchange_s: format.duration,
+  exposed_s: format.duration,
+  total_bytes: format.size,
+  up_bytes: format.size,
+  down_bytes: format.size,
+  round_bytes: format.size,
+  usd: format.money,
+  usd_per_billion_tokens: format.money,
+  hardware_usd: format.money,
+  bucket_usd: format.money,
   reduce_plan: String,
   reduction: (value) => (value === null ? format.UNKNOWN : `${format.count(value)}× less`),
-  enough_mbit_s: (value) => (value === null ? "needs lower latency" : `${format.count(value)} Mbit/s`),
+  enough_mbit_s: (value) =>
+    value === null ? "needs lower latency" : `${format.count(value)} Mbit/s`,
 };
 const COLUMNS = ["utilisation", "goodput", "efficiency", "total_bytes", "wall_s", "usd"];
 
@@ -37,10 +49,16 @@ function plannerPage() {
     best.hidden = plan.best === plan.chosen.sync_every;
     setText($("[data-best-h]", best), String(plan.best));
     chart.draw(plan);
-    $("[data-rows]", form).replaceChildren(...plan.curve.map((a) =>
-      h("tr", { "aria-current": a.sync_every === plan.chosen.sync_every ? "true" : null },
-        h("th.num", { scope: "row" }, String(a.sync_every)),
-        ...COLUMNS.map((name) => h("td.num", {}, SHOW[name](a[name]))))));
+    $("[data-rows]", form).replaceChildren(
+      ...plan.curve.map((a) =>
+        h(
+          "tr",
+          { "aria-current": a.sync_every === plan.chosen.sync_every ? "true" : null },
+          h("th.num", { scope: "row" }, String(a.sync_every)),
+          ...COLUMNS.map((name) => h("td.num", {}, SHOW[name](a[name]))),
+        ),
+      ),
+    );
   }
 
   /** Select another H of the curve; its values are already loaded. */
@@ -65,16 +83,20 @@ function plannerPage() {
   }
 
   const ask = () => getJSON(`${form.dataset.jsonUrl}?${query()}`);
-  const later = asker(ask, (answer) => {
-    out.toggleAttribute("data-stale", !answer.plan);
-    showErrors(form, answer.errors);
-    if (!answer.plan) return;
-    plan = answer.plan;
-    plan.chosen = plan.curve.find((a) => a.sync_every === plan.chosen.sync_every);
-    const use = $("[data-use]", form);
-    if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
-    show();
-  }, () => setText(announcement, "The server did not respond; figures may be out of date."));
+  const later = asker(
+    ask,
+    (answer) => {
+      out.toggleAttribute("data-stale", !answer.plan);
+      showErrors(form, answer.errors);
+      if (!answer.plan) return;
+      plan = answer.plan;
+      plan.chosen = plan.curve.find((a) => a.sync_every === plan.chosen.sync_every);
+      const use = $("[data-use]", form);
+      if (use) use.href = `${form.dataset.newUrl}?${answer.use}`;
+      show();
+    },
+    () => setText(announcement, "The server did not respond; figures may be out of date."),
+  );
 
   form.addEventListener("input", (event) => {
     // The list price follows the hardware unless the user entered a price.

@@ -38,7 +38,9 @@ function replicaPage() {
     onDelta: (delta) => {
       showSilent(null); // a worker published it
       if (delta.run) known.run = delta.run;
-      points.fresh = (delta.points ?? []).filter((columns) => columns.replica === number && columns.value.length);
+      points.fresh = (delta.points ?? []).filter(
+        (columns) => columns.replica === number && columns.value.length,
+      );
       points.notify(new Set(["points"]));
       draw(new Set(["points"]));
       const mine = delta.replicas?.find((row) => row.number === number);

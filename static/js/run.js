@@ -64,7 +64,12 @@ class RunStore {
       this.run = { ...this.run, ...delta.run };
       changed.add("run");
     }
-    for (const [part, key] of [["pools", "id"], ["replicas", "number"], ["rounds", "number"], ["events", "id"]]) {
+    for (const [part, key] of [
+      ["pools", "id"],
+      ["replicas", "number"],
+      ["rounds", "number"],
+      ["events", "id"],
+    ]) {
       for (const row of delta[part] ?? []) {
         this[part].set(row[key], row);
         changed.add(part);
@@ -185,7 +190,14 @@ function runPage() {
     if (!changed.has("run") || ending || !RUN_ENDED.has(store.run.state)) return;
     const since = store.run.ended_at ? Date.now() - Date.parse(store.run.ended_at) : 0;
     if (since > LINGER_MS) live.end();
-    else ending = setTimeout(() => refresh().catch(() => {}).finally(() => live.end()), LINGER_MS - since);
+    else
+      ending = setTimeout(
+        () =>
+          refresh()
+            .catch(() => {})
+            .finally(() => live.end()),
+        LINGER_MS - since,
+      );
   });
 
   async function begin() {

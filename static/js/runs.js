@@ -28,7 +28,11 @@ function runsPage() {
   function show(run) {
     const row = rows.get(run.id);
     if (!row) {
-      if (list.dataset.firstPage === "1" && Date.parse(run.created_at) > Date.parse(list.dataset.since)) countNew();
+      if (
+        list.dataset.firstPage === "1" &&
+        Date.parse(run.created_at) > Date.parse(list.dataset.since)
+      )
+        countNew();
       return;
     }
     const cell = (name) => $(`[data-f="${name}"]`, row); // null for a column that is not shown
@@ -38,7 +42,8 @@ function runsPage() {
     setText($("[data-n]", cell("alerts")), String(run.alerts));
     setText(cell("replicas"), `${run.live}/${run.target}`);
     setText(cell("rounds"), `${run.committed_rounds}/${run.total_rounds}`);
-    if (cell("bar")) setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
+    if (cell("bar"))
+      setFraction(cell("bar"), run.committed_rounds / run.total_rounds, look(run.state).tone);
     setText(cell("eval_loss"), format.loss(run.eval_loss));
     setText(cell("train_loss"), format.loss(run.train_loss));
     setText(cell("tokens"), format.count(run.tokens));
@@ -56,14 +61,16 @@ function runsPage() {
       time.textContent = format.age(format.secondsSince(run.started_at));
       cell("started").replaceChildren(time);
     }
-    if (cell("ran")) Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
+    if (cell("ran"))
+      Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
 
   // Counts of the tabs and the total cost, which the server computes from all matching runs.
   const overview = $("[data-totals]");
   async function count() {
     const totals = await getJSON(overview.dataset.totals).catch(() => ({}));
-    for (const [name, text] of Object.entries(totals)) setText($(`[data-total="${name}"]`, overview), text);
+    for (const [name, text] of Object.entries(totals))
+      setText($(`[data-total="${name}"]`, overview), text);
     if (totals.runs) delete $(".sums", overview).dataset.empty;
   }
   let counting = 0;
@@ -127,7 +134,8 @@ function runsPage() {
     compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
     url.set({ sel: [...picked].join(",") });
     for (const form of $$("form[method=get]")) {
-      const kept = $("[name=sel]", form) ?? form.appendChild(h("input", { type: "hidden", name: "sel" }));
+      const kept =
+        $("[name=sel]", form) ?? form.appendChild(h("input", { type: "hidden", name: "sel" }));
       kept.value = [...picked].join(",");
       kept.disabled = !picked.size;
     }
@@ -140,7 +148,8 @@ function runsPage() {
 
   if (bulk) {
     document.addEventListener("change", (event) => {
-      if (event.target.matches("[data-pick-all]")) for (const id of rows.keys()) pick(id, event.target.checked);
+      if (event.target.matches("[data-pick-all]"))
+        for (const id of rows.keys()) pick(id, event.target.checked);
       else if (event.target.matches("[data-pick]")) pick(event.target.value, event.target.checked);
       else return;
       select();
@@ -173,7 +182,8 @@ function runsPage() {
     const order = [...rows.values()];
     const at = order.indexOf(document.activeElement?.closest("[data-run]"));
     if (key === "j" || key === "k") {
-      const next = order[Math.min(Math.max(at + (key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
+      const next =
+        order[Math.min(Math.max(at + (key === "j" ? 1 : at < 0 ? 1 : -1), 0), order.length - 1)];
       next && $(".c-name .name", next).focus();
     } else if (key === "x" && at >= 0 && bulk) {
       const id = order[at].dataset.run;

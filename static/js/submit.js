@@ -6,6 +6,8 @@ import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { asker, sendOnce, showErrors } from "./lib/forms.js";
 import { poolRows } from "./submit/pools.js";
+import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
+import { settingSearch } from "./submit/search.js";
 
 const KEPT = "submit"; // sessionStorage key; base.js removes it on the next page
 
@@ -69,11 +71,15 @@ function submitPage() {
     }
     rows().forEach((row, i) => {
       const usd = estimate.pool_usd_h[i];
-      setText($("[data-pool-cost]", row), usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`);
+      setText(
+        $("[data-pool-cost]", row),
+        usd === 0 ? "" : usd === null ? "cost unknown" : `${format.money(usd)}/h`,
+      );
     });
     setText($("[data-replicas-total]", form), `${estimate.replicas} in total`);
     const budget = Number(form.elements.budget_usd.value);
-    $("[data-over-budget]", form).hidden = !(budget && estimate.usd > budget);
+    const refused = !!$('[data-errors-for="sweep_budget_usd"]:not([hidden])', form);
+    $("[data-over-budget]", form).hidden = !((budget && estimate.usd > budget) || refused);
     $("[data-e-reduction]", form).hidden = estimate.reduction === null;
     setText($("[data-json]", form), estimate.effective_json);
   }
@@ -91,18 +97,30 @@ function submitPage() {
   function keep(names, errors) {
     for (const name of names) {
       if (errors[name] || tested.has(name)) continue;
-      tested.set(name, $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()));
+      tested.set(
+        name,
+        $$("li", $(`[data-errors-for="${name}"]`, form)).map((item) => item.textContent.trim()),
+      );
     }
     return null;
   }
 
   let errorsNow = {};
+  let launchText = "Launch";
+  let sending = false;
   let first = [...touched];
-  const later = asker(() => post(form.dataset.estimateUrl), ({ errors, estimate }) => {
+  const later = asker(() => post(form.dataset.estimateUrl), (answer) => {
+    const { errors, estimate, changes, sweep, command } = answer;
     errorsNow = errors;
     if (first) first = keep(first, errors);
     show(errors);
     showEstimate(estimate, errors);
+    showChanges(form, changes);
+    if (!estimate) return;
+    showSweep(form, sweep);
+    setText($("[data-command]", form), command);
+    launchText = sweep ? `Launch ${format.count(sweep.runs)} runs` : "Launch";
+    if (!sending) label(launchText);
   }, () => setText(status, "server not reachable"));
 
   const rows = poolRows(form, () => {
@@ -140,11 +158,16 @@ function submitPage() {
   /** Remove a test result after its input changed. */
   function forget(name) {
     const row = name.startsWith("pools.");
-    const what = row ? name.split(".").slice(0, 2).join(".") : name === "store_credential" ? "rendezvous" : name;
+    const what = row
+      ? name.split(".").slice(0, 2).join(".")
+      : name === "store_credential"
+        ? "rendezvous"
+        : name;
     // A backend change invalidates reachability results; any change can affect the cost.
     const also = row ? ["rendezvous", "data", "budget_usd"] : ["budget_usd"];
     for (const known of [...tested.keys()]) {
-      if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`)) tested.delete(known);
+      if ([what, name, ...also].includes(known) || known.startsWith(`${what}.`))
+        tested.delete(known);
     }
     for (const one of [what, ...also]) $(`[data-result="${one}"]`, form)?.replaceChildren();
   }
@@ -159,7 +182,11 @@ function submitPage() {
     later(0);
   });
   form.addEventListener("focusout", (event) => {
-    if (!event.target.name || (event.target.value && event.target.value === event.target.defaultValue)) return;
+    if (
+      !event.target.name ||
+      (event.target.value && event.target.value === event.target.defaultValue)
+    )
+      return;
     touched.add(event.target.name);
     later(0);
   });
@@ -168,17 +195,25 @@ function submitPage() {
   const label = (text) => launches.forEach((button) => setText($("span", button), text));
   sendOnce(form, launches, {
     sent({ submitter }) {
+      sending = true;
       label(submitter?.name ? "Checking…" : "Launching…");
-      const typed = [...new FormData(form)].filter(([name, value]) => typeof value === "string" && name !== token.name);
+      const typed = [...new FormData(form)].filter(
+        ([name, value]) => typeof value === "string" && name !== token.name,
+      );
       sessionStorage.setItem(KEPT, JSON.stringify(typed));
     },
     back() {
-      label("Launch");
+      sending = false;
+      label(launchText);
       const bytes = crypto.getRandomValues(new Uint8Array(18)); // a new submit key for a new run
-      form.elements.submit_key.value = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_");
+      form.elements.submit_key.value = btoa(String.fromCharCode(...bytes))
+        .replaceAll("+", "-")
+        .replaceAll("/", "_");
     },
   });
 
+  settingSearch(form);
+  copyButtons(form);
   reveal();
   later(0);
   $("[data-summary]")?.focus();

@@ -52,6 +52,9 @@ SCREENS = {
     "runs": "/",
     "runs-differing": "/?columns=state,name,loss,age&differ=1",
     "new": "/runs/new",
+    "clone": "/runs/new?clone={run}",
+    "sweeps": "/sweeps",
+    "sweep": "/sweeps/{sweep}",
     "planner": "/planner",
     "tokens": "/settings/tokens",
     "password": "/settings/password",
@@ -97,6 +100,7 @@ EMPTY = {
     "users": "/settings/people",
     "fleet": "/fleet",
     "spend": "/spend",
+    "sweeps": "/sweeps",
 }
 WITHOUT_SIGN_IN = {"sign-in": "/login", "choose": "/account/choose/MQ/none"}
 
@@ -114,6 +118,10 @@ def runs(site: Site) -> dict[str, str]:
             "name='Bad bucket', state='failed', committed=0, reason='AccessDenied'"
         ),
     }
+    runs["sweep"] = site.python(
+        "from tests.browser import seed_sweeps\n"
+        "print(seed_sweeps.sweep(seed.user('olga', 'operator'), [2.5, None, 2.25]).pk)"
+    )
     site.python("\n".join(ALERTS).format(run=runs["many"]))
     site.python(
         "from tests.browser import seed_spend\n"
@@ -196,6 +204,8 @@ def part_of(name: str) -> str:
     """The part of a screen that no other screen shows. The tabs of a run share their page."""
     of, _, tab = name.partition("-")
     is_tab = of in ("run", "many") and tab in RUN_TABS and tab != "overview"
+    if name == "api-docs":  # one of 79 equal sections
+        return ".api-operation"
     return f"[data-panel={tab}]" if is_tab else "html"
 
 
@@ -328,6 +338,8 @@ PAGE_TEMPLATES = {
     "planner/planner.html",
     "fleet/fleet.html",
     "spend/spend.html",
+    "sweeps/sweep.html",
+    "sweeps/sweeps.html",
     "compare/compare.html",
     "account/tokens.html",
     "account/password.html",

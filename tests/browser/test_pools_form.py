@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import Site, Window, overflow
+from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
 
@@ -92,7 +93,8 @@ def test_results_of_test_buttons_appear_beside_button_and_field(window: Window) 
     page = window.open("/runs/new")
     row(page, 1).get_by_role("button", name="Test").click()
     expect(row(page, 1).get_by_role("status")).to_contain_text("Works")
-    rendezvous = page.get_by_role("region", name="Rendezvous")
+    open_section(page, "Bucket")
+    rendezvous = page.locator("#s-bucket")
     rendezvous.get_by_role("button", name="Test").click()
     expect(rendezvous.get_by_role("status")).to_contain_text("Works: wrote, read, listed")
     rendezvous.get_by_label("Rendezvous", exact=True).fill("moon://crater/1")

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Site, Window
+from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
 
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.browser
 def test_errors_appear_at_the_field_and_disappear(window: Window) -> None:
     page = window.open("/runs/new")
     quorum = page.get_by_label("Minimum quorum")
+    expect(quorum).to_be_hidden()
+    open_section(page, "Quorum, stragglers and elasticity")
     quorum.fill("9")
     quorum.blur()
     error = page.locator("#id_min_quorum_error")

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Site, Window, overflow
+from tests.browser.submit_page import open_all
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +37,7 @@ def test_estimate_and_launch_are_in_sight_at_every_scroll_position(
     window: Window, width: int, height: int
 ) -> None:
     page = window.open("/runs/new", width=width, height=height)
+    open_all(page)
     assert page.evaluate("document.documentElement.scrollHeight") > 3 * height
     assert page.evaluate(OUT_OF_SIGHT) == []
     page.evaluate("scrollTo(0, 1500)")

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PASSWORD, Site, Window, overflow
+from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
 
@@ -54,13 +55,15 @@ def llama(site: Site) -> str:
 )
 def test_clone_is_selected_in_the_form(window: Window, llama: str, width: int, scheme: str) -> None:
     page = window.open("/runs/new", width=width, scheme=scheme)
+    open_section(page, "Source")
     expect(page.get_by_label("Template", exact=True)).to_be_visible()
     expect(page.get_by_label("Run to clone")).to_be_hidden()
     page.get_by_role("radio", name="Clone of a run").check()
     choose(page, "Run to clone", "A llama · 12 rounds")
-    page.get_by_role("button", name="Fill in").click()
+    page.get_by_role("button", name="Fill in", exact=True).click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("A llama (copy)")
     assert page.url.endswith(f"/runs/new?clone={llama}")
+    open_section(page, "Model and data")
     expect(page.get_by_role("radio", name="Hugging Face")).to_be_checked()
     expect(page.get_by_label("Configuration")).to_have_value(re.compile("llama"))
     expect(page.get_by_label("Column", exact=True)).to_have_value("body")
@@ -80,6 +83,7 @@ def test_enter_in_the_search_field_keeps_other_input(window: Window, site: Site)
     site.seed("name='A needle', state='succeeded', committed=2")
     page = window.open("/runs/new", width=360)
     page.get_by_label("Name", exact=True).fill("Half typed")
+    open_section(page, "Source")
     page.get_by_text("Clone of a run").click()
     page.get_by_label("Find a run").locator("visible=true").fill("needle")
     page.keyboard.press("Enter")
@@ -95,11 +99,12 @@ def test_enter_in_the_search_field_keeps_other_input(window: Window, site: Site)
 
 def test_fork_has_run_and_round(window: Window, llama: str) -> None:
     page = window.open("/runs/new", width=1280)
+    open_section(page, "Source")
     page.get_by_role("radio", name="Fork of a run").check()
     choose(page, "Run to fork", "A llama · 12 rounds")
     page.get_by_label("After round").fill("5")
     window.shoot(page, "submit-source-fork", full=False)
-    page.get_by_role("button", name="Fill in").click()
+    page.get_by_role("button", name="Fill in", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("weights of A llama"))).to_be_visible()
     assert page.url.endswith(f"?fork={llama}&round=5")
 
@@ -130,6 +135,7 @@ def test_dry_run_launches_nothing(
 ) -> None:
     page = window.open("/runs/new", width=width, scheme=scheme)
     page.get_by_label("Name", exact=True).fill("Dry run only")
+    open_section(page, "Notifications and trackers")
     page.get_by_role("checkbox", name="chat").uncheck()
     page.get_by_role("button", name="Dry run").dblclick()
     result = page.locator("[data-dry-run]")

@@ -12,7 +12,7 @@ from django.urls import URLPattern, get_resolver, reverse
 from django.utils import timezone
 
 from diloco.store.open import open_store
-from runs.models import Checkpoint, Run
+from runs.models import Checkpoint, Run, Sweep
 from tests.browser import seed, seed_evaluations, seed_fleet
 from tests.dashboard.page_harness import KINDS, client_for
 
@@ -81,6 +81,9 @@ PAGES = {
     "settings-trackers": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "settings-webhooks": ("get", SIGN_IN, REFUSED, REFUSED, REFUSED, OK),
     "spend": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweeps": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweep": ("get", SIGN_IN, OK, OK, OK, OK),
+    "sweep-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "planner": ("get", SIGN_IN, OK, OK, OK, OK),
     "planner-json": ("get", SIGN_IN, OK, OK, OK, OK),
     "theme": ("post", SIGN_IN, MOVED, MOVED, MOVED, MOVED),
@@ -154,6 +157,15 @@ def test_status_of_every_view_by_role(name: str, kind: str, run: Run) -> None:
         assert response.status_code == wanted
 
 
+def sweep_of(run: Run) -> Sweep:
+    sweep, _ = Sweep.objects.get_or_create(
+        owner=run.owner,
+        submit_key="s",
+        defaults={"parameters": [], "metric": "eval_loss", "created_at": run.created_at},
+    )
+    return sweep
+
+
 def address(name: str, run: Run) -> str:
     kind, _, rest = name.partition("-")
     args: list[Any] = []
@@ -173,6 +185,8 @@ def address(name: str, run: Run) -> str:
         args.append(run.pools.get().pk)
     if name in ("run-evaluation-change", "run-evaluation-remove", "run-evaluate"):
         args.append(run.evaluation_plans.get().name)
+    if name in ("sweep", "sweep-stop"):
+        args.append(sweep_of(run).pk)
     query = {
         "run-series": "?of=loss",
         "replica-log": "?attempt=1",

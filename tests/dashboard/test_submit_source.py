@@ -216,7 +216,7 @@ def test_the_number_of_queries_of_the_form_is_constant(
 ) -> None:
     for n in range(3):
         seed.run(operator_user, name=f"Run {n}", committed=1)
-    with django_assert_max_num_queries(18):
+    with django_assert_max_num_queries(20):
         client.get(reverse("run-new"))
 
 
@@ -232,7 +232,8 @@ def test_a_dry_run_shows_the_run_and_creates_nothing(
     assert response.status_code == 200
     assert "Dry run passed: backends, bucket and data are ready" in page
     assert "4 × local cpu" in page
-    assert page.count("&quot;sync_every&quot;: 90") == 2  # next to the form, and in the dry run
+    # Next to the form, in its command line, and in the dry run.
+    assert page.count("&quot;sync_every&quot;: 90") == 3
     assert 'value="Only tried"' in page
     assert not Run.objects.exists()
     assert not [path for path in (tmp_path / "rendezvous").rglob("*") if path.is_file()]

@@ -124,9 +124,10 @@ def test_decision_records_are_listed() -> None:
 
 
 def test_the_request_limits_of_the_api() -> None:
-    parser = _text("dashboard/api/parser.py")
-    assert "JSON_BYTES = 1_000_000" in parser and "TOML_BYTES = 64_000" in parser
-    assert "1 MB for JSON, 64 KB for TOML, 20 MB for an archive" in _text("docs/api.md")
+    parser = _text("dashboard/api/document_text.py")
+    assert "JSON_BYTES = 1_000_000" in parser and "TEXT_BYTES = 64_000" in parser
+    limits = "1 MB for JSON, 64 KB for TOML and YAML, 20 MB for an archive"
+    assert limits in _text("docs/api.md")
 
 
 def test_the_example_of_the_planner() -> None:

@@ -39,6 +39,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "reconcile.launch",
         "reconcile.replicas",
         "reconcile.reconciler",
+        "reconcile.sweeps",
         "tasks",
         "actions.admin_overrides",
         "admin.replicas",

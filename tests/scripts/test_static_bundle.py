@@ -59,3 +59,14 @@ def test_an_error_in_the_sources_is_reported_with_the_tools_message(tmp_path: Pa
     (tmp_path / "base.js").write_text('import "./missing.js";\n')
     with pytest.raises(RuntimeError, match=r"Could not resolve"):
         static_bundle.build(tmp_path)
+
+
+def test_lines_of_the_sources_are_short() -> None:
+    """The modules are for readers: esbuild makes them small."""
+    long = [
+        f"{path.relative_to(static_bundle.SOURCES)}:{number}"
+        for path in sorted(static_bundle.SOURCES.rglob("*.js"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert not long, f"expected at most 100 columns: {long}"

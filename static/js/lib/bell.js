@@ -1,6 +1,6 @@
-// The bell: the number of unread alerts, and a panel with the newest. It follows the alerts over the
-// stream that all pages share. Without JavaScript the bell is a link to the page of alerts, which
-// this module keeps current, as it does with banners that only the server can know about.
+// The bell: the number of unread alerts, and a panel with the newest. It follows the alerts over
+// the stream that all pages share. Without JavaScript the bell is a link to the page of alerts,
+// which this module keeps current, as it does with banners that only the server can know about.
 
 import { $, h } from "./dom.js";
 import { getHTML, getJSON, Live } from "./live.js";
@@ -14,8 +14,12 @@ export function bell() {
   if (!link) return;
   const number = $("[data-n]", link);
   const body = h("div.bell-body", { tabindex: "-1" });
-  const panel = h("div.bell-panel", { popover: "auto", role: "dialog", "aria-label": "Alerts" },
-    h("div.bell-head", {}, h("h2.grow", {}, "Alerts"), h("a", { href: link.href }, "All alerts")), body);
+  const panel = h(
+    "div.bell-panel",
+    { popover: "auto", role: "dialog", "aria-label": "Alerts" },
+    h("div.bell-head", {}, h("h2.grow", {}, "Alerts"), h("a", { href: link.href }, "All alerts")),
+    body,
+  );
   link.after(panel);
   link.setAttribute("role", "button");
   link.setAttribute("aria-haspopup", "dialog");
@@ -53,7 +57,9 @@ export function bell() {
       body.focus({ preventScroll: true });
       await markRead();
     } catch {
-      body.replaceChildren(h("p.empty-s", {}, "The alerts can't be loaded now. Try again in a moment."));
+      body.replaceChildren(
+        h("p.empty-s", {}, "The alerts can't be loaded now. Try again in a moment."),
+      );
     }
   }
 
@@ -68,7 +74,9 @@ export function bell() {
     event.preventDefault();
     link.click();
   });
-  panel.addEventListener("toggle", ({ newState }) => link.setAttribute("aria-expanded", String(newState === "open")));
+  panel.addEventListener("toggle", ({ newState }) =>
+    link.setAttribute("aria-expanded", String(newState === "open")),
+  );
 
   const list = $("[data-alerts]");
   async function refresh() {
@@ -85,7 +93,14 @@ export function bell() {
   }
   const soon = throttled(refresh);
   setInterval(() => document.hidden || banners().catch(() => {}), BANNERS_MS);
-  new Live({ stream: link.dataset.stream, topic: "alerts", after: () => "", onDelta: soon, onOpen: soon, poll: refresh }).start();
+  new Live({
+    stream: link.dataset.stream,
+    topic: "alerts",
+    after: () => "",
+    onDelta: soon,
+    onOpen: soon,
+    poll: refresh,
+  }).start();
 }
 
 async function banners() {
@@ -101,10 +116,13 @@ function throttled(work) {
   let timer = 0;
   let last = 0;
   return () => {
-    timer ||= setTimeout(() => {
-      timer = 0;
-      last = Date.now();
-      work().catch(() => {}); // the next change or poll tries again
-    }, Math.max(0, last + 2000 - Date.now()) + Math.random() * 300);
+    timer ||= setTimeout(
+      () => {
+        timer = 0;
+        last = Date.now();
+        work().catch(() => {}); // the next change or poll tries again
+      },
+      Math.max(0, last + 2000 - Date.now()) + Math.random() * 300,
+    );
   };
 }

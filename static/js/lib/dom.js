@@ -1,5 +1,5 @@
-// DOM helpers. The content security policy forbids style attributes (style-src 'self'), so sizes and
-// colours that depend on data are set through the CSSOM.
+// DOM helpers. The content security policy forbids style attributes (style-src 'self'), so sizes
+// and colours that depend on data are set through the CSSOM.
 
 import { look } from "./states.js";
 
@@ -24,23 +24,30 @@ export function h(spec, properties = {}, ...children) {
     else if (name === "dataset") Object.assign(element.dataset, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat().filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 /** The header of a column; "#name" for a numeric one. */
-const column = (name) => h(name[0] === "#" ? "th.num" : "th", { scope: "col" }, name.replace("#", ""));
+const column = (name) =>
+  h(name[0] === "#" ? "th.num" : "th", { scope: "col" }, name.replace("#", ""));
 
 /** An empty cell of that column. Narrow screens show the name beside the value. */
-export const cellOf = (name) => h(name[0] === "#" ? "td.num" : "td", { dataset: { label: name.replace("#", "") } });
+export const cellOf = (name) =>
+  h(name[0] === "#" ? "td.num" : "td", { dataset: { label: name.replace("#", "") } });
 
 /** A table around `body`; `columns` are names, "#name" for numeric columns, or elements. */
 export function table(spec, caption, columns, body) {
   const heads = columns.map((one) => (one.nodeType ? one : column(one)));
-  return h(spec, {},
+  return h(
+    spec,
+    {},
     h("caption.visually-hidden", {}, caption),
     h("thead", {}, h("tr", {}, heads)),
-    body);
+    body,
+  );
 }
 
 /** The header of an action column. */
@@ -60,7 +67,8 @@ export function icon(name) {
 }
 
 /** The elements of `root` with attribute data-<name>, by name. */
-export const marked = (root, ...names) => Object.fromEntries(names.map((name) => [name, $(`[data-${name}]`, root)]));
+export const marked = (root, ...names) =>
+  Object.fromEntries(names.map((name) => [name, $(`[data-${name}]`, root)]));
 
 export const press = (button, on) => button.setAttribute("aria-pressed", String(on));
 
@@ -78,7 +86,7 @@ export function setState(cell, state, modifier = "") {
   if (badge?.dataset.state !== state) cell.replaceChildren(stateBadge(state, modifier));
 }
 
-/** Write text only when it differs: live updates must not disturb a selection or a screen reader. */
+/** Write text only when it differs: updates must not disturb a selection or a screen reader. */
 export function setText(element, text) {
   if (element && element.textContent !== text) element.textContent = text;
 }
@@ -114,7 +122,8 @@ const root = document.documentElement;
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
 
 /** Whether the page is dark: by the choice in the menu, else by the system. */
-export const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkSystem.matches);
+export const isDark = () =>
+  root.dataset.theme ? root.dataset.theme === "dark" : darkSystem.matches;
 
 /** Call `listener` when the page becomes light or dark. */
 export function onTheme(listener) {

@@ -10,7 +10,11 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 function three(value) {
   const magnitude = Math.abs(value);
-  return magnitude < 9.995 ? value.toFixed(2) : magnitude < 99.95 ? value.toFixed(1) : value.toFixed(0);
+  return magnitude < 9.995
+    ? value.toFixed(2)
+    : magnitude < 99.95
+      ? value.toFixed(1)
+      : value.toFixed(0);
 }
 
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -23,7 +27,12 @@ export function count(value) {
   const magnitude = Math.abs(value);
   if (magnitude < 10_000) return grouped.format(value);
   if (magnitude >= HUGE) return value.toExponential(2);
-  for (const [size, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+  for (const [size, suffix] of [
+    [1e12, "T"],
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
     if (magnitude >= size * 0.9995) return three(value / size) + suffix;
   }
   return grouped.format(value);
@@ -32,7 +41,13 @@ export function count(value) {
 export function size(value) {
   if (!known(value)) return UNKNOWN;
   if (Math.abs(value) >= HUGE) return `${value.toExponential(2)} B`;
-  for (const [unit, suffix] of [[1e15, "PB"], [1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+  for (const [unit, suffix] of [
+    [1e15, "PB"],
+    [1e12, "TB"],
+    [1e9, "GB"],
+    [1e6, "MB"],
+    [1e3, "kB"],
+  ]) {
     if (Math.abs(value) >= unit * 0.9995) return `${three(value / unit)} ${suffix}`;
   }
   return `${value.toFixed(0)} B`;
@@ -72,7 +87,11 @@ export function age(value) {
   if (!known(value)) return UNKNOWN;
   if (value < 2) return "now";
   if (value >= HUGE) return `${value.toExponential(2)} s`;
-  for (const [unit, suffix] of [[86_400, "d"], [3600, "h"], [60, "min"]]) {
+  for (const [unit, suffix] of [
+    [86_400, "d"],
+    [3600, "h"],
+    [60, "min"],
+  ]) {
     if (value >= unit) return `${Math.floor(value / unit)} ${suffix}`;
   }
   return `${Math.floor(value)} s`;
@@ -130,7 +149,8 @@ function finer(value, text, step) {
   if (shown === 0) return text;
   const scale = number ? 10 ** Math.round(Math.log10(value / shown)) : 1;
   const digits = Math.min(Math.max(Math.ceil(-Math.log10(step / scale) - 1e-9), 0), 12);
-  const fixed = (n) => n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const fixed = (n) =>
+    n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   if (number) return fixed(value / scale) + unit;
   const [hours, minutes] = [Math.floor(value / 3600), Math.floor(value / 60) % 60];
   const seconds = fixed(value % 60).padStart(digits ? digits + 3 : 2, "0");
@@ -151,11 +171,12 @@ function written(time, options) {
 }
 
 /** Date, time of day and zone. */
-export const when = (time) => written(time, { year: "numeric", ...DAY, ...SECONDS, timeZoneName: "short" });
+export const when = (time) =>
+  written(time, { year: "numeric", ...DAY, ...SECONDS, timeZoneName: "short" });
 
 const dayOf = (time) => new Date(time).toDateString();
 
-/** The time of day if it is today, else also the date and, unless `seconds`, none of the seconds. */
+/** The time of day if it is today, else also the date, and no seconds unless `seconds`. */
 export function clock(time, { seconds = false } = {}) {
   const today = dayOf(time ?? NaN) === dayOf(Date.now());
   return written(time, { ...(today ? {} : DAY), ...(today || seconds ? SECONDS : MINUTES) });
@@ -177,6 +198,7 @@ export function timeTicks(ticks) {
   });
 }
 
-export const secondsSince = (iso) => (iso ? Math.max(0, (Date.now() - Date.parse(iso)) / 1000) : null);
+export const secondsSince = (iso) =>
+  iso ? Math.max(0, (Date.now() - Date.parse(iso)) / 1000) : null;
 
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;

@@ -11,12 +11,16 @@ export function showErrors(form, errors) {
     if ((list.dataset.text ?? list.textContent.trim()) === text) continue;
     list.dataset.text = text;
     list.hidden = !text;
-    list.replaceChildren(...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))));
+    list.replaceChildren(
+      ...messages.map((message) => h("li", {}, icon("failed"), h("span", {}, message))),
+    );
     for (const input of [form.elements[list.dataset.errorsFor]].flat()) {
       if (!(input instanceof HTMLElement) || input.type === "radio") continue;
       if (text) input.setAttribute("aria-invalid", "true");
       else input.removeAttribute("aria-invalid");
-      const described = (input.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && id !== list.id);
+      const described = (input.getAttribute("aria-describedby") ?? "")
+        .split(" ")
+        .filter((id) => id && id !== list.id);
       if (text) described.push(list.id);
       input.setAttribute("aria-describedby", described.join(" "));
     }
@@ -30,7 +34,10 @@ export function asker(question, answered, failed) {
   let timer = 0;
   async function ask() {
     const number = ++newest;
-    const [report, answer] = await question().then((response) => [answered, response], () => [failed]);
+    const [report, answer] = await question().then(
+      (response) => [answered, response],
+      () => [failed],
+    );
     if (number === newest) report(answer);
   }
   return (delay_ms) => {

@@ -1,9 +1,9 @@
 // Live updates: server-sent events through the stream that all tabs share (lib/stream.js), with
 // polling as a fallback.
 //
-// Connection states, shown in the header: connecting, live, polling, silent (connected, but no worker
-// is running), offline (polls fail), and at the end ended or signedout. A live connection of a run
-// whose data is late shows the age of the data.
+// Connection states, shown in the header: connecting, live, polling, silent (connected, but no
+// worker is running), offline (polls fail), and at the end ended or signedout. A live connection of
+// a run whose data is late shows the age of the data.
 
 import { h, setText } from "./dom.js";
 import { isStale, isWorkerSilent, lateness, showSilent, showStale } from "./banners.js";
@@ -13,7 +13,8 @@ import { newer } from "./stream.js";
 const POLL_MS = 5000;
 const PATIENCE_MS = 4000; // how long to reconnect before polling starts
 const SPREAD_MS = 1000;
-const SILENT_MS = 60_000; // four heartbeats of the server: a stream or a poll without an answer for so long is lost
+// Four heartbeats of the server: a stream or a poll without an answer for so long is lost.
+const SILENT_MS = 60_000;
 
 const LABELS = {
   connecting: "Connecting",
@@ -41,7 +42,7 @@ export const getJSON = async (address) => (await ask(address, "application/json"
 /** An HTML fragment rendered and escaped by the server. */
 export const getHTML = async (address) => (await ask(address, "text/html")).text();
 
-// The number changes with the messages of lib/stream.js: tabs of an older version keep their worker.
+// The number changes with the messages of lib/stream.js: older tabs keep their worker.
 const WORKER = "archipelago-live-1";
 
 /** A port of the stream: in the shared worker, or of this page (Chromium on Android has none). */
@@ -75,7 +76,10 @@ export class Live {
     setInterval(() => this.#tick(), 1000);
     // A page in the back/forward cache must not follow the stream.
     addEventListener("pagehide", () => this.#leave());
-    addEventListener("pageshow", (event) => event.persisted && !this.over && (this.load(), this.start()));
+    addEventListener(
+      "pageshow",
+      (event) => event.persisted && !this.over && (this.load(), this.start()),
+    );
   }
 
   get over() {
@@ -111,7 +115,8 @@ export class Live {
       const address = new URL(this.stream, location.href).href;
       port.postMessage({ address, topic: this.topic, after, lock });
     };
-    if (!navigator.locks) { // plain HTTP from another machine
+    if (!navigator.locks) {
+      // plain HTTP from another machine
       join(null);
       return;
     }
@@ -182,8 +187,10 @@ export class Live {
   /** Start or stop polling, as the stream is lost or open. */
   #settle() {
     if (this.#isLive) this.#stopPolling();
-    else if (this.#open) this.#startPolling(); // the server has lost its own stream: it can be polled
-    else if (!this.#polling && !this.#patience) this.#patience = setTimeout(() => this.#startPolling(), PATIENCE_MS);
+    else if (this.#open)
+      this.#startPolling(); // the server has lost its own stream: it can be polled
+    else if (!this.#polling && !this.#patience)
+      this.#patience = setTimeout(() => this.#startPolling(), PATIENCE_MS);
     this.#draw();
   }
 
@@ -234,7 +241,10 @@ export class Live {
     this.dot.title = late_s ? "The page is connected, but the replicas have sent no telemetry" : "";
     if (late_s) setText(this.dot, `No data for ${age(late_s)}`);
     else if (this.state === "offline") {
-      setText(this.dot, `${LABELS.offline}, last update ${ago((Date.now() - this.#updatedAt) / 1000)}`);
+      setText(
+        this.dot,
+        `${LABELS.offline}, last update ${ago((Date.now() - this.#updatedAt) / 1000)}`,
+      );
     } else setText(this.dot, LABELS[this.state]);
   }
 

@@ -11,9 +11,18 @@ export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES
 
 /** A line sample for legends and tables. It follows the theme. */
 export function swatch(hue, dash, width, ...more) {
-  const line = svg("path", { d: "M1 5H21", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none" });
+  const line = svg("path", {
+    d: "M1 5H21",
+    "stroke-width": width,
+    "stroke-dasharray": dash.join(" ") || "none",
+  });
   line.style.stroke = `var(${hue})`;
-  return svg("svg", { class: "swatch", viewBox: "0 0 22 10", "aria-hidden": "true" }, line, ...more);
+  return svg(
+    "svg",
+    { class: "swatch", viewBox: "0 0 22 10", "aria-hidden": "true" },
+    line,
+    ...more,
+  );
 }
 
 export const replicaSwatch = (number) => swatch(replicaHue(number), replicaDash(number), 2.5);
@@ -26,7 +35,16 @@ export function evalSwatch() {
 }
 
 export const PHASES = [
-  "bootstrap", "start", "compute", "encode", "upload", "wait", "download", "reduce", "apply", "other",
+  "bootstrap",
+  "start",
+  "compute",
+  "encode",
+  "upload",
+  "wait",
+  "download",
+  "reduce",
+  "apply",
+  "other",
 ];
 
 /** Fill style of a phase on `context`. Waiting is hatched, so that it is visible without colour. */
@@ -36,7 +54,8 @@ export function phaseFill(context, phase) {
 }
 
 /** Phase groups of charts and timeline: exchange is upload and apply. */
-export const groupColor = (group) => cssColor({ down: "--p-download", other: "--p-encode" }[group] ?? `--p-${group}`);
+export const groupColor = (group) =>
+  cssColor({ down: "--p-download", other: "--p-encode" }[group] ?? `--p-${group}`);
 
 export function groupFill(context, group) {
   const color = groupColor(group);

@@ -7,7 +7,7 @@ import { tickTimes } from "./times.js";
 const FOCUSABLE = "a, time, [tabindex], [data-act] button";
 const SCROLLED = "[tabindex][aria-labelledby]";
 
-/** The name by which a link, a time, a scrolled part or the button of an action is found again after it was replaced. */
+/** The name by which a link, a time, a scrolled part or a button is found after it was replaced. */
 const nameOf = (element) =>
   element.closest("[data-act]")?.dataset.act ??
   ["href", "datetime", "aria-labelledby"].map((name) => element.getAttribute(name)).find(Boolean);
@@ -18,9 +18,15 @@ function replace(place, content) {
   const focused = place.contains(document.activeElement) ? document.activeElement : null;
   const name = focused && nameOf(focused);
   const same = () => $$(FOCUSABLE, place).filter((element) => nameOf(element) === name);
-  if ((focused && !name) || (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))) return;
+  if (
+    (focused && !name) ||
+    (!getSelection().isCollapsed && place.contains(getSelection().anchorNode))
+  )
+    return;
   const index = same().indexOf(focused);
-  const positions = new Map($$(SCROLLED, place).map((part) => [nameOf(part), [part.scrollLeft, part.scrollTop]]));
+  const positions = new Map(
+    $$(SCROLLED, place).map((part) => [nameOf(part), [part.scrollLeft, part.scrollTop]]),
+  );
   place.replaceChildren(content);
   for (const part of $$(SCROLLED, place)) part.scrollTo(...(positions.get(nameOf(part)) ?? [0, 0]));
   if (focused) same()[index]?.focus({ preventScroll: true });
@@ -52,11 +58,14 @@ export function refreshed(place, everyMs, onContent = () => {}) {
   }
 
   function soon() {
-    timer ||= setTimeout(async () => {
-      await running?.catch(() => {}); // its answer can be older than the change
-      timer = 0;
-      now().catch(() => {}); // the connection indicator shows the state
-    }, Math.max(0, last + everyMs - Date.now()));
+    timer ||= setTimeout(
+      async () => {
+        await running?.catch(() => {}); // its answer can be older than the change
+        timer = 0;
+        now().catch(() => {}); // the connection indicator shows the state
+      },
+      Math.max(0, last + everyMs - Date.now()),
+    );
   }
   return { now, soon };
 }

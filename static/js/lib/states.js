@@ -4,9 +4,21 @@ import LOOKS from "./looks.json" with { type: "json" };
 
 export const RUN_ENDED = new Set(["succeeded", "failed", "cancelled"]);
 export const RUN_STOPPABLE = new Set([
-  "queued", "provisioning", "running", "degraded", "stalled", "pausing", "paused",
+  "queued",
+  "provisioning",
+  "running",
+  "degraded",
+  "stalled",
+  "pausing",
+  "paused",
 ]);
-export const REPLICA_WORKING = new Set(["syncing", "computing", "uploading", "waiting", "applying"]);
+export const REPLICA_WORKING = new Set([
+  "syncing",
+  "computing",
+  "uploading",
+  "waiting",
+  "applying",
+]);
 export const REPLICA_ENDED = new Set(["lost", "evicted", "done", "failed"]);
 
 export function look(state) {

@@ -7,7 +7,8 @@
 
 const BEAT_MS = 15_000; // heartbeat interval of the server
 const GATHER_MS = 150; // pages that join within this time share one connection
-const LINGER_MS = 1000; // how long the topic of a page that left is kept: the user may be navigating
+// How long the topic of a page that left is kept: the user may be navigating.
+const LINGER_MS = 1000;
 const AGAIN_MS = 5000;
 
 /** Whether stream id `a` is newer than `b`; '' is older than all. */
@@ -28,7 +29,7 @@ export class Stream {
   #timer = 0;
 
   /** Serve the page behind `port`, from its message {address, topic, after, lock} to the message
-   *  null, or until the page no longer holds the Web Lock `lock`: a page that crashes sends none. */
+   * null, or until the page no longer holds the Web Lock `lock`: a page that crashes sends none. */
   add(port) {
     port.onmessage = ({ data }) => (data ? this.#join(port, data) : this.#leave(port));
   }

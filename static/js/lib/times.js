@@ -1,6 +1,6 @@
-// The one way to show a time: <time datetime="..." data-age>, with data-clock or data-left instead of
-// data-age for another text. The absolute time with its zone is the title, which `tooltip` shows on
-// keyboard focus. The server writes the same elements (dashboard/templatetags/ui.py).
+// The one way to show a time: <time datetime="..." data-age>, with data-clock or data-left instead
+// of data-age for another text. The absolute time with its zone is the title, which `tooltip` shows
+// on keyboard focus. The server writes the same elements (dashboard/templatetags/ui.py).
 
 import { $$, h, setText } from "./dom.js";
 import { age, clock, duration, secondsSince, UNKNOWN, when } from "./format.js";
@@ -40,12 +40,14 @@ export function tooltip() {
   document.body.append(tip);
   document.addEventListener("focusin", ({ target }) => {
     const time = target.matches("time") ? target : target.querySelector("time");
-    if (!time?.title || !target.matches("time, a, button") || !target.matches(":focus-visible")) return;
+    if (!time?.title || !target.matches("time, a, button") || !target.matches(":focus-visible"))
+      return;
     setText(tip, time.title);
     tip.showPopover();
     const { left: x, bottom, top } = time.getBoundingClientRect();
     tip.style.left = `${Math.max(8, Math.min(x, innerWidth - tip.offsetWidth - 8))}px`;
-    tip.style.top = `${bottom + tip.offsetHeight + 8 < innerHeight ? bottom + 6 : top - tip.offsetHeight - 6}px`;
+    const below = bottom + tip.offsetHeight + 8 < innerHeight;
+    tip.style.top = `${below ? bottom + 6 : top - tip.offsetHeight - 6}px`;
   });
   const hide = () => tip.matches(":popover-open") && tip.hidePopover();
   document.addEventListener("focusout", hide);

@@ -32,7 +32,11 @@ function follows(what, run, replica) {
   }
   if (!run || !replica) return "It stays stopped until an operator restarts it.";
   const live = run.live - (REPLICA_WORKING.has(replica.state) ? 1 : 0);
-  if (live < run.quorum) return `Live ${live} < quorum ${run.quorum}: the run will stall until other replicas join.`;
-  return `${format.plural(live, "replica")} remain, with a quorum of ${run.quorum}: the run continues. ` +
-    "The replica stays stopped until an operator restarts it.";
+  if (live < run.quorum)
+    return `Live ${live} < quorum ${run.quorum}: the run will stall until other replicas join.`;
+  return (
+    `${format.plural(live, "replica")} remain, with a quorum of ${run.quorum}: the run ` +
+    "continues. " +
+    "The replica stays stopped until an operator restarts it."
+  );
 }

@@ -1,5 +1,5 @@
-// The Activity tab: events and alerts in one list, filtered by the server. The list is fetched again
-// while the tab is open and something can have changed, but not while it is in use.
+// The Activity tab: events and alerts in one list, filtered by the server. The list is fetched
+// again while the tab is open and something can have changed, but not while it is in use.
 
 import { $, $$, setText, url } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
@@ -15,9 +15,11 @@ export function activityList({ store, page }, place) {
   let shown = null;
   let question = 0;
   let timer = 0;
-  const key = () => [store.run.alerts, store.run.state, store.events.size, store.eventRows()[0]?.id].join();
+  const key = () =>
+    [store.run.alerts, store.run.state, store.events.size, store.eventRows()[0]?.id].join();
   const inUse = () => place.contains(document.activeElement);
-  const values = () => Object.fromEntries(FILTERS.map((name) => [name, form.elements[name].value.trim()]));
+  const values = () =>
+    Object.fromEntries(FILTERS.map((name) => [name, form.elements[name].value.trim()]));
 
   async function refresh({ forced = false } = {}) {
     if (page.dataset.tab !== "activity" || (!forced && (inUse() || url.get("before")))) return;
@@ -52,7 +54,8 @@ export function activityList({ store, page }, place) {
     timer = setTimeout(filter, TYPING_MS);
   });
   place.addEventListener("focusout", () => setTimeout(() => store.run && refresh()));
-  if (page.dataset.tab === "activity") for (const name of FILTERS) form.elements[name].value = url.get(name) ?? "";
+  if (page.dataset.tab === "activity")
+    for (const name of FILTERS) form.elements[name].value = url.get(name) ?? "";
 
   return (changed) => {
     if (!store.run || !["run", "events", "tab"].some((part) => changed.has(part))) return;

@@ -18,7 +18,9 @@ export function backendLog(box, status, address) {
     if (document.hidden) return;
     setText(status, after ? status.textContent : "Loading…");
     try {
-      const answer = await getJSON(`${address}?attempt=${attempt}&after=${encodeURIComponent(after)}`);
+      const answer = await getJSON(
+        `${address}?attempt=${attempt}&after=${encodeURIComponent(after)}`,
+      );
       show(answer);
       over = answer.ended && !answer.unknown && !answer.lines.length;
     } catch {

@@ -23,7 +23,13 @@ const SWITCHES = ["logy", "logx"];
 const MOST_LINES = 16; // more replicas are requested by number
 
 /** Numbers of replicas in the address. */
-const replicasOf = (text) => new Set((text ?? "").split(",").filter((part) => /^\d+$/.test(part)).map(Number));
+const replicasOf = (text) =>
+  new Set(
+    (text ?? "")
+      .split(",")
+      .filter((part) => /^\d+$/.test(part))
+      .map(Number),
+  );
 
 /** A number of the address; null if it has none. */
 function number(name) {
@@ -35,7 +41,17 @@ export function board(context, place) {
   const { store, page } = context;
   const usual = place.dataset.usual ?? "step"; // the horizontal axis, unless the address has another
   const root = place.closest("[data-panel]") ?? page;
-  const at = marked(place, "x", "smooth", "smooth-out", "logy", "logx", "clip", "clip-out", ...ZOOMS);
+  const at = marked(
+    place,
+    "x",
+    "smooth",
+    "smooth-out",
+    "logy",
+    "logx",
+    "clip",
+    "clip-out",
+    ...ZOOMS,
+  );
   const self = {
     view: fromAddress(), tables: new Set((url.get("table") ?? "").split(",").filter(Boolean)),
     zoom, reset, toggleTable,
@@ -44,7 +60,9 @@ export function board(context, place) {
     drawn: (chart) => chart === charts[0] && strip?.draw(),
     ended: () => Boolean(page.dataset.ended) || RUN_ENDED.has(store.run?.state),
   };
-  const charts = $$("[data-plot]", root).map((card) => new Chart(self, card, specOf(card.dataset.plot)));
+  const charts = $$("[data-plot]", root).map(
+    (card) => new Chart(self, card, specOf(card.dataset.plot)),
+  );
   const asked = new Map(); // chart -> its latest request
   let loaded = false;
   const legend = $("[data-board-legend]", root);
@@ -63,15 +81,23 @@ export function board(context, place) {
     if (loaded) ask(chart);
   });
   const grid = $("[data-panels]", root);
-  const panels = grid && panelGrid(grid, page, {
-    add: (card) => {
-      const chart = new Chart(self, card, specOf(card.dataset.plot));
-      charts.push(chart);
-      if (loaded) ask(chart);
-    },
-    drop: (card) => charts.splice(charts.findIndex((chart) => chart.card === card), 1),
-    changed: () => loaded && charts.forEach((chart) => (chart.data ? chart.draw() : asked.has(chart) || ask(chart))),
-  });
+  const panels =
+    grid &&
+    panelGrid(grid, page, {
+      add: (card) => {
+        const chart = new Chart(self, card, specOf(card.dataset.plot));
+        charts.push(chart);
+        if (loaded) ask(chart);
+      },
+      drop: (card) =>
+        charts.splice(
+          charts.findIndex((chart) => chart.card === card),
+          1,
+        ),
+      changed: () =>
+        loaded &&
+        charts.forEach((chart) => (chart.data ? chart.draw() : asked.has(chart) || ask(chart))),
+    });
 
   function fromAddress() {
     const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : usual;
@@ -105,7 +131,8 @@ export function board(context, place) {
       if (asked.get(chart) !== request) return; // a newer request replaced it
       const band = answer.band && { ...unpacked(answer.band), newest: new Map(answer.band.newest) };
       chart.data = { ...answer, curves: answer.curves.map(unpacked), band };
-      for (const columns of request.late) append(chart, columns); // arrived while the request was pending
+      // Arrived while the request was pending.
+      for (const columns of request.late) append(chart, columns);
       request.late = null;
       chart.draw();
       timed(`chart ${chart.id}`, request.at);
@@ -124,18 +151,27 @@ export function board(context, place) {
     const { data } = chart;
     const { x: axis, to } = self.view;
     if (!chart.spec.of.includes(columns.series) || !data) return;
-    if (to !== null && columns.replica !== null && liveX(columns, { unit: 1 }, axis, data.origin)[0] > to) return;
+    if (
+      to !== null &&
+      columns.replica !== null &&
+      liveX(columns, { unit: 1 }, axis, data.origin)[0] > to
+    )
+      return;
     const request = asked.get(chart);
-    const curve = data.curves.find((c) => c.series === columns.series && c.replica === columns.replica);
+    const curve = data.curves.find(
+      (c) => c.series === columns.series && c.replica === columns.replica,
+    );
     const unit = curve?.unit ?? data.curves.find((c) => c.series === columns.series)?.unit;
     if (unit === undefined) return soon(chart);
     const xs = liveX(columns, { unit }, axis, data.origin);
     for (let i = 0; i < xs.length; i++) {
       if (to !== null && xs[i] > to) break;
       if (curve && !add(curve, xs[i], columns.value[i])) request.fresh += FRESH;
-      if (data.band && columns.replica !== null) widen(data.band, columns.replica, xs[i], columns.value[i]);
+      if (data.band && columns.replica !== null)
+        widen(data.band, columns.replica, xs[i], columns.value[i]);
     }
-    for (const [i, kind] of columns.nonfinite ?? []) if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
+    for (const [i, kind] of columns.nonfinite ?? [])
+      if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
     data.points += xs.length;
     data.total += xs.length;
     request.fresh += xs.length;
@@ -165,9 +201,19 @@ export function board(context, place) {
     const many = rows.length > MOST_LINES;
     legend.hidden = rows.length < 2;
     const shown = many ? rows.filter((row) => self.highlighted.has(row.number)) : rows;
-    keyed($("[data-chips]", legend), shown, (row) => row.number, ({ number }) =>
-      h("button", { type: "button", onclick: () => toggle(number) }, replicaSwatch(number), `Replica ${number}`),
-    (button, { number }) => press(button, self.highlighted.has(number)));
+    keyed(
+      $("[data-chips]", legend),
+      shown,
+      (row) => row.number,
+      ({ number }) =>
+        h(
+          "button",
+          { type: "button", onclick: () => toggle(number) },
+          replicaSwatch(number),
+          `Replica ${number}`,
+        ),
+      (button, { number }) => press(button, self.highlighted.has(number)),
+    );
     $("[data-highlight]", legend).hidden = !many;
   }
 
@@ -179,7 +225,9 @@ export function board(context, place) {
   $("[data-highlight]", legend ?? root)?.addEventListener("change", (event) => {
     const number = Number(event.target.value);
     const known = event.target.value !== "" && store.replicas.has(number);
-    event.target.setCustomValidity(known ? "" : `Enter a number from 0 to ${store.replicaRows().at(-1)?.number ?? 0}`);
+    event.target.setCustomValidity(
+      known ? "" : `Enter a number from 0 to ${store.replicaRows().at(-1)?.number ?? 0}`,
+    );
     if (!event.target.reportValidity()) return;
     event.target.value = "";
     toggle(number);
@@ -189,10 +237,18 @@ export function board(context, place) {
   function change(values, { again = false, push = false } = {}) {
     Object.assign(self.view, values);
     const { x, from, to, smooth, logx, logy, clip } = self.view;
-    url.set({
-      x: x === usual ? null : x, from, to, smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
-      log: `${logx ? "x" : ""}${logy ? "y" : ""}`, clip: clip === null ? null : Number(clip), table: [...self.tables].join(","),
-    }, { push, state: ZOOMED });
+    url.set(
+      {
+        x: x === usual ? null : x,
+        from,
+        to,
+        smooth: smooth === DEFAULT_SMOOTH ? null : smooth,
+        log: `${logx ? "x" : ""}${logy ? "y" : ""}`,
+        clip: clip === null ? null : Number(clip),
+        table: [...self.tables].join(","),
+      },
+      { push, state: ZOOMED },
+    );
     controls();
     charts.forEach((chart) => chart.draw()); // draw now with the loaded points
     if (again) load();

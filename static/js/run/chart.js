@@ -2,7 +2,20 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import { $, clamp, cssColor, h, isDark, marked, onTheme, press, setText, table, token, url } from "../lib/dom.js";
+import {
+  $,
+  clamp,
+  cssColor,
+  h,
+  isDark,
+  marked,
+  onTheme,
+  press,
+  setText,
+  table,
+  token,
+  url,
+} from "../lib/dom.js";
 import { lastKnown, notFinite, search, usual } from "./curves.js";
 import { tooltip } from "./tooltip.js";
 
@@ -22,7 +35,15 @@ export function look(place, x, y, more) {
   const font = `11px ${token("--font")}`;
   const grid = { stroke: cssColor("--grid"), width: 1 };
   const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
-  const horizontal = { ...axis, size: 28, gap: 4, labelFont: font, labelSize: 18, labelGap: 0, ...x };
+  const horizontal = {
+    ...axis,
+    size: 28,
+    gap: 4,
+    labelFont: font,
+    labelSize: 18,
+    labelGap: 0,
+    ...x,
+  };
   return {
     // A hidden frame has no size; it is resized when shown.
     width: place.clientWidth || 600,
@@ -49,8 +70,27 @@ const hiddenLines = () => (url.get("hide") ?? "").split(",").filter(Boolean);
 /** Draws the lines of `spec` for `data` with the options of `board.view`. */
 export class Chart {
   constructor(board, card, spec) {
-    Object.assign(this, { board, card, spec, id: card.dataset.plot, data: null, lines: [], plot: null, shape: "" });
-    this.at = marked(card, "chart", "legend", "announce", "chart-table", "table", "badge", "csv", "png");
+    Object.assign(this, {
+      board,
+      card,
+      spec,
+      id: card.dataset.plot,
+      data: null,
+      lines: [],
+      plot: null,
+      shape: "",
+    });
+    this.at = marked(
+      card,
+      "chart",
+      "legend",
+      "announce",
+      "chart-table",
+      "table",
+      "badge",
+      "csv",
+      "png",
+    );
     const own = hiddenLines().filter((name) => this.#owns(name));
     this.hidden = new Set(own.map((name) => name.slice(this.id.length + 1)));
     this.at.table.addEventListener("click", () => board.toggleTable(this.id));
@@ -72,7 +112,9 @@ export class Chart {
     this.#badge();
     at.chart.toggleAttribute("data-empty", !this.lines.length);
     if (!this.lines.length) {
-      at.chart.dataset.empty = board.ended?.() ? "The run ended without data for this chart" : this.spec.empty;
+      at.chart.dataset.empty = board.ended?.()
+        ? "The run ended without data for this chart"
+        : this.spec.empty;
       at.legend.replaceChildren();
       this.plot?.destroy();
       this.plot = null;
@@ -83,7 +125,8 @@ export class Chart {
     const drawn = this.lines.filter((one) => this.#shows(one));
     const diverged = drawn.some((one) => !one.band && notFinite(one, one.x, one.y, Infinity));
     const clips = (board.view.clip ?? diverged) && !this.spec.plain;
-    this.usual = clips ? usual(drawn.flatMap((one) => one.band?.map(([, y]) => y) ?? [one.ghost ?? one.y]), diverged) : null;
+    const shown = drawn.flatMap((one) => one.band?.map(([, y]) => y) ?? [one.ghost ?? one.y]);
+    this.usual = clips ? usual(shown, diverged) : null;
     const kinds = this.lines.map((one) => [one.id, Boolean(one.ghost), one.points]);
     const wanted = JSON.stringify([kinds, board.view.x, log, isDark()]);
     if (this.plot && wanted === this.shape) this.plot.setData(data);
@@ -101,8 +144,12 @@ export class Chart {
 
   /** Lines of replicas are drawn when they are highlighted, if the board has a legend for that. */
   #shows(one) {
-    const highlighted = this.data.band && this.board.highlighted; // without a band, all lines are drawn
-    return !this.hidden.has(one.id) && !(highlighted && one.replica !== undefined && !highlighted.has(one.replica));
+    // Without a band, all lines are drawn.
+    const highlighted = this.data.band && this.board.highlighted;
+    return (
+      !this.hidden.has(one.id) &&
+      !(highlighted && one.replica !== undefined && !highlighted.has(one.replica))
+    );
   }
 
   /** Draw without data being changed: another replica is highlighted, for example. */
@@ -175,7 +222,8 @@ export class Chart {
   #legend() {
     this.at.legend.replaceChildren(...this.lines.map(({ id, name, swatch, replica }) => {
       const onclick = (event) => this.#toggle(id, event.currentTarget);
-      const shared = this.data.band && this.board.highlighted && replica !== undefined ? { replica } : {};
+      const isHighlighted = this.data.band && this.board.highlighted && replica !== undefined;
+      const shared = isHighlighted ? { replica } : {};
       const button = h("button", { type: "button", dataset: { id, ...shared }, onclick },
         swatch(), h("span.cut", { title: name }, name), h("output"));
       press(button, !this.hidden.has(id));
@@ -209,7 +257,8 @@ export class Chart {
   read(spoken = false) {
     if (!this.plot?.data) return;
     const values = this.#values();
-    for (const [one, text] of values) setText($(`[data-id="${one.id}"] output`, this.at.legend), text);
+    for (const [one, text] of values)
+      setText($(`[data-id="${one.id}"] output`, this.at.legend), text);
     this.#point(values);
     if (!spoken || this.plot.cursor.idx === null) return;
     const axis = this.board.view.x;
@@ -219,17 +268,24 @@ export class Chart {
     setText(this.at.announce, `${axis} ${x}: ${lines}`);
   }
 
-  /** The tooltip at the cursor. The charts of a board share the cursor; only one has the pointer. */
+  /** The tooltip at the cursor. The charts of a board share the cursor; only one has the pointer.
+   * */
   #point(values) {
     const { cursor, data, over } = this.plot;
     this.tip ??= tooltip(over);
     if (cursor.idx === null || cursor.left < 0 || !over.matches(":hover")) return this.tip.hide();
-    const rows = values.filter(([one]) => this.#shows(one)).map(([one, text], i) => {
-      const [, first] = this.#places().find(([other]) => other === one);
-      const value = one.band ? null : lastKnown(one.share ?? data[first], cursor.idx);
-      return { name: one.name, text, value, swatch: one.swatch, i };
-    });
-    return this.tip.show(cursor, `${this.board.view.x} ${axisText(this.board.view.x, data[0][cursor.idx])}`, rows);
+    const rows = values
+      .filter(([one]) => this.#shows(one))
+      .map(([one, text], i) => {
+        const [, first] = this.#places().find(([other]) => other === one);
+        const value = one.band ? null : lastKnown(one.share ?? data[first], cursor.idx);
+        return { name: one.name, text, value, swatch: one.swatch, i };
+      });
+    return this.tip.show(
+      cursor,
+      `${this.board.view.x} ${axisText(this.board.view.x, data[0][cursor.idx])}`,
+      rows,
+    );
   }
 
   #press(event) {
@@ -298,7 +354,13 @@ export class Chart {
       }
       const { color, width, dash, fill } = one;
       const size = width > 1.5 ? 7 : 5;
-      const points = { show: Boolean(one.points), size, fill: color, stroke: cssColor("--surface"), width: 1 };
+      const points = {
+        show: Boolean(one.points),
+        size,
+        fill: color,
+        stroke: cssColor("--surface"),
+        width: 1,
+      };
       series.push({ ...still, stroke: color, width, dash, points, fill });
       if (one.ghost) series.push({ ...still, stroke: `${one.color}38`, width: 1 });
     }
@@ -308,9 +370,13 @@ export class Chart {
       ticks: { stroke: cssColor("--grid"), width: 1, size: 4 },
       label: wall ? `${AXES.wall} (${format.zone()})` : AXES[board.view.x],
       space: wall ? 96 : 64,
-      ...(wall ? { values: (u, ticks) => format.timeTicks(ticks) } : texts((t) => axisText(board.view.x, t))),
+      ...(wall
+        ? { values: (u, ticks) => format.timeTicks(ticks) }
+        : texts((t) => axisText(board.view.x, t))),
     };
-    const y = texts(this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short));
+    const y = texts(
+      this.spec.plain ? (t) => `${Math.round(t * 100)}%` : (this.spec.axis ?? format.short),
+    );
     return look(this.at.chart, x, y, {
       focus: { alpha: 1 },
       cursor: {
@@ -326,7 +392,11 @@ export class Chart {
       },
       bands,
       scales: {
-        x: { time: wall, distr: log.x ? 3 : 1, range: (u, low, high) => inSight(board.view, low, high) },
+        x: {
+          time: wall,
+          distr: log.x ? 3 : 1,
+          range: (u, low, high) => inSight(board.view, low, high),
+        },
         y: {
           distr: log.y ? 3 : 1,
           range: (u, low, high) => {
@@ -339,12 +409,17 @@ export class Chart {
       series,
       hooks: {
         setCursor: [(u) => u.data && this.read()],
-        setSelect: [(u) => {
-          if (u.select.width < 4) return;
-          const ends = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
-          u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-          board.zoom(...ends);
-        }],
+        setSelect: [
+          (u) => {
+            if (u.select.width < 4) return;
+            const ends = [
+              u.posToVal(u.select.left, "x"),
+              u.posToVal(u.select.left + u.select.width, "x"),
+            ];
+            u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+            board.zoom(...ends);
+          },
+        ],
         draw: [(u) => this.#marks(u), (u) => this.#ends(u), () => board.drawn?.(this)],
       },
     });
@@ -378,7 +453,8 @@ export class Chart {
     pen.restore();
   }
 
-  /** Mark NaN values at the upper edge, as they have no place on the y axis: a stretch of them once. */
+  /** Mark NaN values at the upper edge, as they have no place on the y axis: a stretch of them
+   * once. */
   #marks(u) {
     const pen = u.ctx;
     pen.save();
@@ -387,7 +463,8 @@ export class Chart {
     pen.font = `${10 * devicePixelRatio}px ${token("--font")}`;
     const size = 5 * devicePixelRatio;
     const { left, top, width } = u.bbox;
-    const places = this.lines.filter((one) => !this.hidden.has(one.id)) // also of replicas that are not highlighted
+    const places = this.lines
+      .filter((one) => !this.hidden.has(one.id)) // also of replicas that are not highlighted
       .flatMap((one) => (this.#shows(one) ? one.nan : one.odd))
       .map(([x, kind]) => ({ from: u.valToPos(x, "x", true), kind }))
       .filter(({ from }) => from >= left && from <= left + width);

@@ -70,12 +70,17 @@ function draw(store, card, list) {
   const rows = steps.map((step, i) => {
     const state = step.done ? "done" : i === busy ? "busy" : "todo";
     const symbol = { done: "succeeded", busy: "busy", todo: "todo" }[state];
-    const took = Number.isFinite(step.at) ? ` after ${format.duration((step.at - begun) / 1000)}` : "";
-    const word = { done: `done${took}`, busy: `${step.note} · ${elapsed}`, todo: step.note }[state];
+    const took = Number.isFinite(step.at)
+      ? ` after ${format.duration((step.at - begun) / 1000)}`
+      : "";
+    const words = { done: `done${took}`, busy: `${step.note} · ${elapsed}`, todo: step.note };
+    const word = words[state];
     return { state, symbol, name: step.name, word };
   });
   if (list.children.length !== rows.length) {
-    list.replaceChildren(...rows.map((row) => h("li", {}, icon("todo"), h("b", {}, row.name), h("span"))));
+    list.replaceChildren(
+      ...rows.map((row) => h("li", {}, icon("todo"), h("b", {}, row.name), h("span"))),
+    );
   }
   rows.forEach((row, i) => {
     const item = list.children[i];

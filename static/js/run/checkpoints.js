@@ -29,7 +29,9 @@ function written({ store, page }, place, address, key, drawn = () => {}) {
     }
   }
 
-  place.addEventListener("focusout", () => setTimeout(() => store.run && shown !== key() && refresh()));
+  place.addEventListener("focusout", () =>
+    setTimeout(() => store.run && shown !== key() && refresh()),
+  );
   return () => page.dataset.tab === panel && shown !== key() && refresh();
 }
 

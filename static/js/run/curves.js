@@ -44,10 +44,16 @@ export function widen(band, replica, x, y) {
   else band.newest.set(replica, y);
 }
 
-/** The band with its live points: at each x, every replica counts with its newest value up to there,
- * so that the first to report a step does not stand for all of them. Null where no value is finite. */
+/** The band with its live points: at each x, every replica counts with its newest value up to
+ * there, so that the first to report a step does not stand for all of them. Null where no value is
+ * finite. */
 export function spread(band) {
-  const columns = { x: [...band.x], low: [...band.low], mean: [...band.mean], high: [...band.high] };
+  const columns = {
+    x: [...band.x],
+    low: [...band.low],
+    mean: [...band.mean],
+    high: [...band.high],
+  };
   const live = [...(band.live ?? [])].sort((a, b) => a[0] - b[0]);
   const newest = new Map(band.newest);
   live.forEach(([x, replica, y], i) => {
@@ -56,7 +62,9 @@ export function spread(band) {
     const known = [...newest.values()].filter((value) => value !== null);
     columns.x.push(x);
     columns.low.push(known.length ? Math.min(...known) : null);
-    columns.mean.push(known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null);
+    columns.mean.push(
+      known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null,
+    );
     columns.high.push(known.length ? Math.max(...known) : null);
   });
   return columns;
@@ -75,14 +83,24 @@ export function line(id, name, curve, view, look) {
   const [x, y] = rising(curve);
   const smooth = look.raw ? 0 : view.smooth;
   const odd = (curve.odd ?? []).map(([i, kind]) => [curve.x[i], kind]);
-  return { id, name, x, y: smoothed(y, smooth), ghost: smooth > 0 ? y : null, odd, nan: odd, width: 1.5, ...look };
+  return {
+    id,
+    name,
+    x,
+    y: smoothed(y, smooth),
+    ghost: smooth > 0 ? y : null,
+    odd,
+    nan: odd,
+    width: 1.5,
+    ...look,
+  };
 }
 
 const known = (column) => column.filter((value) => value !== null && value !== undefined);
 
-/** The range of most values with a margin, {low, high}, and the number of outliers. For columns that
- * end in NaN (`diverged`), of which many values can be outliers: three times the range of the middle
- * half, and the first values. */
+/** The range of most values with a margin, {low, high}, and the number of outliers. For columns
+ * that end in NaN (`diverged`), of which many values can be outliers: three times the range of the
+ * middle half, and the first values. */
 export function usual(columns, diverged = false) {
   const all = columns.flatMap(known).sort((a, b) => a - b);
   if (all.length < 20) return null;
@@ -107,7 +125,9 @@ export function lastKnown(column, i) {
  * value; null if that value is newer. `xs` are the places of the column. */
 export function notFinite(one, xs, column, i) {
   const upTo = i < xs.length ? xs[i] : Infinity;
-  const [at, kind] = one.nan.filter(([x]) => x <= upTo).reduce((a, b) => (b[0] >= a[0] ? b : a), [-Infinity, null]);
+  const [at, kind] = one.nan
+    .filter(([x]) => x <= upTo)
+    .reduce((a, b) => (b[0] >= a[0] ? b : a), [-Infinity, null]);
   let last = Math.min(i, column.length - 1);
   while (last >= 0 && (column[last] === null || column[last] === undefined)) last -= 1;
   return last < 0 || at > xs[last] ? kind : null;

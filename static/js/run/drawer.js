@@ -1,5 +1,6 @@
-// The drawer at the right: a round, a replica or an event, beside the page and not over it. It is in
-// the address (?round=12, ?drawer=replica-3, ?drawer=event-55), so Back closes it, and a link opens it.
+// The drawer at the right: a round, a replica or an event, beside the page and not over it. It is
+// in the address (?round=12, ?drawer=replica-3, ?drawer=event-55), so Back closes it, and a link
+// opens it.
 
 import { $, h, url } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
@@ -17,7 +18,8 @@ export function drawer(context) {
   let asked = 0;
   let timer = 0;
 
-  const addressed = () => (url.get("round") ? `round-${url.get("round")}` : url.get("drawer") ?? "");
+  const addressed = () =>
+    url.get("round") ? `round-${url.get("round")}` : (url.get("drawer") ?? "");
 
   async function load(name) {
     asked = performance.now();
@@ -29,7 +31,8 @@ export function drawer(context) {
       if (shown !== name) return;
       content.innerHTML = html;
     } catch {
-      if (!content.children.length) content.replaceChildren(h("p.empty-s", {}, `${kind} ${number} was not found.`));
+      if (!content.children.length)
+        content.replaceChildren(h("p.empty-s", {}, `${kind} ${number} was not found.`));
     }
   }
 
@@ -58,7 +61,8 @@ export function drawer(context) {
     const first = !addressed();
     if (first) opener = document.activeElement;
     const [kind, number] = name.split("-");
-    const values = kind === "round" ? { round: number, drawer: null } : { round: null, drawer: name || null };
+    const values =
+      kind === "round" ? { round: number, drawer: null } : { round: null, drawer: name || null };
     url.set(values, { push: first, state: first ? OPENED : null });
     show({ focus: first });
   }
@@ -87,7 +91,12 @@ export function drawer(context) {
     if (!store.run) return;
     show();
     const [kind, number] = shown.split("-");
-    if (kind !== "replica" || !changed.has("replicas") || place.contains(document.activeElement?.closest("details, form"))) return;
+    if (
+      kind !== "replica" ||
+      !changed.has("replicas") ||
+      place.contains(document.activeElement?.closest("details, form"))
+    )
+      return;
     if (!store.replicas.has(Number(number))) return;
     timer ||= setTimeout(() => {
       timer = 0;

@@ -17,7 +17,8 @@ export function eventList({ store }, place) {
   place.append(more, list, empty);
   let newest = 0;
 
-  const reading = () => place.matches(":hover") || place.contains(document.activeElement) || place.scrollTop > 0;
+  const reading = () =>
+    place.matches(":hover") || place.contains(document.activeElement) || place.scrollTop > 0;
 
   function show(force = false) {
     const rows = store.eventRows().slice(0, limit);
@@ -42,16 +43,29 @@ export function eventList({ store }, place) {
 
 /** `short`: only the first line of the message. */
 function make(event, short) {
-  const who = [event.replica === null ? null : `replica ${event.replica}`, event.actor].filter(Boolean).join(" · ");
+  const who = [event.replica === null ? null : `replica ${event.replica}`, event.actor]
+    .filter(Boolean)
+    .join(" · ");
   const to = event.to_state ? look(event.to_state).word : "";
   const message = short ? firstLine(event.message) : event.message;
   const title = message || to;
-  const move = to && event.from_state ? `${look(event.from_state).word} → ${to}` : event.message && to;
-  return h("li", { dataset: { level: event.level } },
-    icon(event.to_state ? look(event.to_state).icon : ICON[event.level] ?? "info"),
-    h("div.what", {},
-      h("a.event-link", { href: `?drawer=event-${event.id}`, dataset: { drawerLink: `event-${event.id}` } },
-        event.level === "info" ? null : h("b", {}, `${event.level}: `), title),
-      who || move ? h("div.move", {}, [who, move].filter(Boolean).join(" · ")) : null),
-    timeElement(event.at));
+  const move =
+    to && event.from_state ? `${look(event.from_state).word} → ${to}` : event.message && to;
+  return h(
+    "li",
+    { dataset: { level: event.level } },
+    icon(event.to_state ? look(event.to_state).icon : (ICON[event.level] ?? "info")),
+    h(
+      "div.what",
+      {},
+      h(
+        "a.event-link",
+        { href: `?drawer=event-${event.id}`, dataset: { drawerLink: `event-${event.id}` } },
+        event.level === "info" ? null : h("b", {}, `${event.level}: `),
+        title,
+      ),
+      who || move ? h("div.move", {}, [who, move].filter(Boolean).join(" · ")) : null,
+    ),
+    timeElement(event.at),
+  );
 }

@@ -4,7 +4,8 @@
 import { getHTML } from "../lib/live.js";
 
 export function failureCard({ store }, place) {
-  const key = () => (store.run.state === "failed" ? `${store.run.state_since} ${store.run.last_seen_at}` : "");
+  const key = () =>
+    store.run.state === "failed" ? `${store.run.state_since} ${store.run.last_seen_at}` : "";
   let shown = null;
   return async (changed) => {
     if (!changed.has("run") || shown === key()) return;

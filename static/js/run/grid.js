@@ -3,7 +3,16 @@
 import { getJSON } from "../lib/live.js";
 
 /** From normal to worst: a pixel that covers several cells shows the worst. */
-export const OUTCOMES = ["open", "included", "uploaded", "healing", "missing", "late", "void", "refused"];
+export const OUTCOMES = [
+  "open",
+  "included",
+  "uploaded",
+  "healing",
+  "missing",
+  "late",
+  "void",
+  "refused",
+];
 /** Reasons of a replica without a contribution. */
 export const WHY = { healing: "catching up", missing: "no contribution" };
 const CODE = Object.fromEntries(OUTCOMES.map((outcome, code) => [outcome, code]));
@@ -11,7 +20,16 @@ const OPEN = new Set(["collecting", "planned"]);
 
 export class RoundGrid {
   replicas = [];
-  #older = { numbers: [], states: [], codes: new Uint8Array(0), size: 0, given: [], at: [], tokens: [], late: new Map() };
+  #older = {
+    numbers: [],
+    states: [],
+    codes: new Uint8Array(0),
+    size: 0,
+    given: [],
+    at: [],
+    tokens: [],
+    late: new Map(),
+  };
   #recent = [];
   #codes = new WeakMap(); // a round of the store -> its codes
   #asked = false;
@@ -30,7 +48,8 @@ export class RoundGrid {
     this.#recent = this.store.roundRows();
     const first = this.#recent[0]?.number ?? 1;
     if (first > 1 && !this.#asked) this.#ask(first);
-    while (this.#older.numbers.length && this.#older.numbers.at(-1) >= first) this.#older.numbers.pop();
+    while (this.#older.numbers.length && this.#older.numbers.at(-1) >= first)
+      this.#older.numbers.pop();
   }
 
   async #ask(below) {
@@ -97,7 +116,9 @@ export class RoundGrid {
     const older = this.#older.numbers.length;
     if (i < older) {
       const replica = this.replicas[k];
-      return replica < this.#older.size ? this.#older.codes[i * this.#older.size + replica] : CODE.missing;
+      return replica < this.#older.size
+        ? this.#older.codes[i * this.#older.size + replica]
+        : CODE.missing;
     }
     const round = this.#recent[i - older];
     return round ? this.#of(round)[k] ?? CODE.missing : CODE.open;
@@ -120,7 +141,9 @@ export class RoundGrid {
   #of(round) {
     let codes = this.#codes.get(round);
     if (codes?.length === this.replicas.length) return codes;
-    codes = Uint8Array.from(this.replicas, (replica) => code(outcomeOf(round, replica), round.state));
+    codes = Uint8Array.from(this.replicas, (replica) =>
+      code(outcomeOf(round, replica), round.state),
+    );
     this.#codes.set(round, codes);
     return codes;
   }

@@ -6,7 +6,9 @@ import { $, $$, firstLine, setFraction, setState, setText } from "../lib/dom.js"
 import { look, RUN_ENDED, RUN_STOPPABLE } from "../lib/states.js";
 
 export function header({ store, page }) {
-  const at = Object.fromEntries($$("[data-s]", page).map((element) => [element.dataset.s, element]));
+  const at = Object.fromEntries(
+    $$("[data-s]", page).map((element) => [element.dataset.s, element]),
+  );
   const clocks = () => store.run && tick(store.run, at);
   setInterval(clocks, 1000);
   setFraction(at.bar, Number(at.bar.dataset.fraction));
@@ -36,7 +38,14 @@ function show(run, at) {
   setText(at.bytes, format.size(run.bytes_up + run.bytes_down));
   setText(at.bytes_note, `${format.size(run.bytes_up)} ↑  ${format.size(run.bytes_down)} ↓`);
   setText(at.cost, spent(run));
-  setText(at.budget, run.budget_usd ? `of ${format.money(run.budget_usd)} budget` : spent(run) === "unknown" ? "cost" : "spent");
+  setText(
+    at.budget,
+    run.budget_usd
+      ? `of ${format.money(run.budget_usd)} budget`
+      : spent(run) === "unknown"
+        ? "cost"
+        : "spent",
+  );
   const over = run.budget_usd ? run.cost_usd / run.budget_usd : 0;
   at.cost_bar.hidden = !run.budget_usd;
   setFraction(at.cost_bar, over, over >= 1 ? "failed" : over >= 0.8 ? "warning" : "running");
@@ -53,11 +62,15 @@ function progress(run) {
   return run.committed_rounds ? `${run.committed_rounds}/${run.total_rounds} · ` : "";
 }
 
-/** Update the figures that depend on the time. Those that hold only now are hidden once the data are out of date. */
+/** Update the figures that depend on the time. Those that hold only now are hidden once the data
+ * are out of date. */
 function tick(run, at) {
   const end = run.ended_at ? Date.parse(run.ended_at) : Date.now();
   setText(at.elapsed, format.elapsed((end - Date.parse(run.created_at)) / 1000));
-  setText(at.elapsed_note, run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(run.created_at)}`);
+  setText(
+    at.elapsed_note,
+    run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(run.created_at)}`,
+  );
   const ended = RUN_ENDED.has(run.state);
   const stale = isStale(run) || (!ended && isWorkerSilent());
   const known = (value) => !ended && !stale && value !== null && value !== undefined;
@@ -83,7 +96,8 @@ function stopping(store) {
     const rounds = `${run.committed_rounds} of ${run.total_rounds}`;
     const text = run.committed_rounds
       ? `The ${replicas} will stop at the newest committed round, currently ${rounds}.`
-      : `No round has been committed yet, so there are no trained weights to keep. The ${replicas} will stop.`;
+      : "No round has been committed yet, so there are no trained weights to keep. " +
+        `The ${replicas} will stop.`;
     setText($("[data-stop-text]", dialog), text);
     const force = $("[name=force][value='1']", dialog);
     force.checked = run.state === "stopping"; // a graceful stop is in progress

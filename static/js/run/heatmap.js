@@ -4,11 +4,23 @@
 // With fragments, a column can be one cycle of all fragments, each in its own lane under the
 // replica, or the rounds of one fragment.
 //
-// Only visible columns are drawn, so 5,000 rounds scroll smoothly. Small cells are drawn as a raster;
-// a pixel that covers several rounds shows the worst outcome.
+// Only visible columns are drawn, so 5,000 rounds scroll smoothly. Small cells are drawn as a
+// raster; a pixel that covers several rounds shows the worst outcome.
 
 import * as format from "../lib/format.js";
-import { $, calm, clamp, cssColor, h, oncePerFrame, onTheme, setText, timed, token, url } from "../lib/dom.js";
+import {
+  $,
+  calm,
+  clamp,
+  cssColor,
+  h,
+  oncePerFrame,
+  onTheme,
+  setText,
+  timed,
+  token,
+  url,
+} from "../lib/dom.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 import { RUN_ENDED } from "../lib/states.js";
@@ -17,8 +29,12 @@ const LABELS = {
   included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
   void: "round void", healing: "healing", missing: "missing", open: "not yet",
 };
-const SIZES = { small: { cell: 17, least: 7, tallest: 300 }, large: { cell: 30, least: 9, tallest: 560 } };
-const ABOUT = "Outcome of each replica in each round. " +
+const SIZES = {
+  small: { cell: 17, least: 7, tallest: 300 },
+  large: { cell: 30, least: 9, tallest: 560 },
+};
+const ABOUT =
+  "Outcome of each replica in each round. " +
   "Arrow keys read it, Enter opens a round, plus and minus zoom.";
 const GAP = 2;
 const HEAD = 18; // height of the round numbers
@@ -63,7 +79,8 @@ export function heatmap(context, card) {
     const replicas = grid.replicas;
     fit(names, replicas); // first: it takes its width from that of the scroller
     const width = Math.max(scroller.clientWidth, 60);
-    if (split && !split.value) split.value = replicas.length * fragments * LANE < size.tallest ? "lanes" : "all";
+    if (split && !split.value)
+      split.value = replicas.length * fragments * LANE < size.tallest ? "lanes" : "all";
     const lanes = split?.value === "lanes" ? fragments : 1;
     const step = split && split.value !== "all" ? fragments : 1;
     const begin = step > 1 ? (Number(split.value) || 0) - ((grid.number(0) || 1) - 1) % step : 0;
@@ -94,7 +111,8 @@ export function heatmap(context, card) {
 
   /** Index of a column's round: of its first lane, or of the given lane. */
   const round = (column, lane = 0) => column * look.step + look.begin + lane;
-  const code = (column, row) => grid.code(round(column, row % look.lanes), Math.floor(row / look.lanes));
+  const code = (column, row) =>
+    grid.code(round(column, row % look.lanes), Math.floor(row / look.lanes));
 
   function paint() {
     const { x, y, left, width, height, rows, lanes } = look;
@@ -106,7 +124,8 @@ export function heatmap(context, card) {
     else {
       const looks = styles(pen);
       for (let i = first; i < last; i++) {
-        for (let k = 0; k < rows; k++) cell(pen, at(i), top + k * y, x - GAP, y - GAP, OUTCOMES[code(i, k)], looks);
+        for (let k = 0; k < rows; k++)
+          cell(pen, at(i), top + k * y, x - GAP, y - GAP, OUTCOMES[code(i, k)], looks);
       }
     }
     pen.fillStyle = cssColor("--text-3");
@@ -186,10 +205,12 @@ export function heatmap(context, card) {
   function summary() {
     if (!grid.count) return ended() ? "No rounds" : "No rounds yet";
     const { committed_rounds, total_rounds, quorum } = store.run;
-    const rounds = `${format.count(committed_rounds)} of ${format.count(total_rounds)} rounds committed`;
+    const total = format.count(total_rounds);
+    const rounds = `${format.count(committed_rounds)} of ${total} rounds committed`;
     if (!large) return rounds;
     const count = look.replicas.length;
-    return `${rounds}; the strip shows contributions out of ${count}, the dashed line the quorum of ${quorum}`;
+    const strip = `the strip shows contributions out of ${count}`;
+    return `${rounds}; ${strip}, the dashed line the quorum of ${quorum}`;
   }
 
   /** The cell at the cursor. */
@@ -212,7 +233,9 @@ export function heatmap(context, card) {
     if (!look) return null;
     const column = Math.floor((event.offsetX + look.left) / look.x);
     const row = Math.floor((event.offsetY - top) / look.y);
-    return column >= 0 && column < look.known && row >= 0 && row < look.rows ? { column, row } : null;
+    return column >= 0 && column < look.known && row >= 0 && row < look.rows
+      ? { column, row }
+      : null;
   }
 
   function move(to) {
@@ -228,7 +251,9 @@ export function heatmap(context, card) {
     url.set({ pitch: Number(zoom.toFixed(3)) }, { push: true });
     follow = false;
     draw();
-    requestAnimationFrame(() => requestAnimationFrame(() => (scroller.scrollLeft = middle * look.x - look.width / 2)));
+    requestAnimationFrame(() =>
+      requestAnimationFrame(() => (scroller.scrollLeft = middle * look.x - look.width / 2)),
+    );
   }
 
   function open() {
@@ -248,7 +273,9 @@ export function heatmap(context, card) {
   });
   canvas.addEventListener("blur", () => move(null));
   canvas.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[
+      event.key
+    ];
     if (by && look && grid.count) {
       event.preventDefault();
       const from = cursor ?? { column: by[0] > 0 ? -1 : look.known - (by[0] ? 0 : 1), row: 0 };
@@ -276,9 +303,18 @@ export function heatmap(context, card) {
 
 function zoomButtons(card, act) {
   const button = (text, label, factor) =>
-    h("button.btn.btn-s", { type: "button", "aria-label": label, onclick: () => act(factor) }, text);
-  const group = h("span.zoomer", { role: "group", "aria-label": "Zoom" },
-    button("+", "Zoom in", 1.6), button("−", "Zoom out", 1 / 1.6), button("All rounds", "All rounds", null));
+    h(
+      "button.btn.btn-s",
+      { type: "button", "aria-label": label, onclick: () => act(factor) },
+      text,
+    );
+  const group = h(
+    "span.zoomer",
+    { role: "group", "aria-label": "Zoom" },
+    button("+", "Zoom in", 1.6),
+    button("−", "Zoom out", 1 / 1.6),
+    button("All rounds", "All rounds", null),
+  );
   card.querySelector(".card-head").append(group);
 }
 

@@ -11,7 +11,11 @@ const WINDOW = 2000;
 export function logLines({ store, page }, card) {
   const box = $("[data-lines]", card);
   const state = $("[data-follow]", card);
-  const asked = { replica: $("[data-who]", card), q: $("[data-find]", card), level: $("[data-level]", card) };
+  const asked = {
+    replica: $("[data-who]", card),
+    q: $("[data-find]", card),
+    level: $("[data-level]", card),
+  };
   let after = 0;
   let timer = 0;
   let generation = 0;
@@ -23,14 +27,17 @@ export function logLines({ store, page }, card) {
     const text = following ? "following" : "not following: scroll to the end";
     setText(state, line ? `around line ${line}` : text);
   };
-  const filters = () => Object.fromEntries(Object.entries(asked).map(([name, input]) => [name, input.value]));
+  const filters = () =>
+    Object.fromEntries(Object.entries(asked).map(([name, input]) => [name, input.value]));
   asked.q.value = url.get("q") ?? "";
   asked.level.value = url.get("level") ?? "";
 
   /** The downloads have the filters of the list. */
   function files() {
     const { replica, q, level } = filters();
-    const query = new URLSearchParams(Object.entries({ replica, text: q, level }).filter(([, value]) => value));
+    const query = new URLSearchParams(
+      Object.entries({ replica, text: q, level }).filter(([, value]) => value),
+    );
     for (const anchor of $$("[data-log-file]", card)) anchor.search = query.toString();
   }
 

@@ -1,6 +1,6 @@
-// The grid of panels of a board: size, order by pin, full screen, add and remove. Kept in the address:
-// ?panels=loss.l,norm.m,-cosine,m:grad_norm.s!&full=loss. A size is s, m or l, "!" is pinned, "-"
-// removed, and "m:" a metric that the user added.
+// The grid of panels of a board: size, order by pin, full screen, add and remove. Kept in the
+// address: ?panels=loss.l,norm.m,-cosine,m:grad_norm.s!&full=loss. A size is s, m or l, "!" is
+// pinned, "-" removed, and "m:" a metric that the user added.
 
 import { $, $$, h, icon, press, setText, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
@@ -33,7 +33,10 @@ export function format(panels) {
 export function panelGrid(place, page, { add, drop, changed }) {
   const template = $("[data-panel-template]", place);
   const dialog = $("[data-panel-dialog]");
-  const standard = $$("[data-plot]", place).map((card) => [card.dataset.plot, card.dataset.size || "m"]);
+  const standard = $$("[data-plot]", place).map((card) => [
+    card.dataset.plot,
+    card.dataset.size || "m",
+  ]);
   const removed = new Map(); // id -> its card, of standard panels
   let state = new Map();
   let before = null; // what had the focus before full screen
@@ -44,7 +47,9 @@ export function panelGrid(place, page, { add, drop, changed }) {
 
   function save(options) {
     const plain = new Map(standard.map(([id, size]) => [id, `${id}.${size}`]));
-    const entries = [...state].filter(([id, one]) => format(new Map([[id, one]])) !== plain.get(id));
+    const entries = [...state].filter(
+      ([id, one]) => format(new Map([[id, one]])) !== plain.get(id),
+    );
     url.set({ panels: format(new Map(entries)) }, options);
   }
 
@@ -53,7 +58,11 @@ export function panelGrid(place, page, { add, drop, changed }) {
     const next = new Map();
     for (const [id, size] of standard) {
       const own = wanted.get(id);
-      next.set(id, { size: own?.size ?? size, pinned: own?.pinned ?? false, removed: own?.removed ?? false });
+      next.set(id, {
+        size: own?.size ?? size,
+        pinned: own?.pinned ?? false,
+        removed: own?.removed ?? false,
+      });
     }
     for (const [id, one] of wanted) {
       if (id.startsWith("m:") && !one.removed) next.set(id, { ...one, size: one.size ?? "m" });
@@ -87,7 +96,10 @@ export function panelGrid(place, page, { add, drop, changed }) {
       heading.id = `h-${id}`;
       card.setAttribute("aria-labelledby", heading.id);
       setText(heading, name.replaceAll("_", " "));
-      $("[data-chart]", card).setAttribute("aria-label", `${heading.textContent}. Left and right arrows read the points.`);
+      $("[data-chart]", card).setAttribute(
+        "aria-label",
+        `${heading.textContent}. Left and right arrows read the points.`,
+      );
       decorate(card);
       place.append(card);
       add(card);
@@ -111,7 +123,8 @@ export function panelGrid(place, page, { add, drop, changed }) {
       used += SPAN[size];
       const order = String(i === 0 || used <= 6 ? i : 100 + i);
       if (card.style.order !== order) card.style.order = order;
-      if (place.children[i] !== card) place.insertBefore(card, place.children[i]); // the order of Tab
+      // The order of Tab.
+      if (place.children[i] !== card) place.insertBefore(card, place.children[i]);
     });
     changed();
   }
@@ -143,27 +156,44 @@ export function panelGrid(place, page, { add, drop, changed }) {
   function decorate(card) {
     const id = card.dataset.plot;
     const button = (name, label, mark, act) =>
-      h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": label, title: label, dataset: { [mark]: "" }, onclick: act }, icon(name));
+      h(
+        "button.btn.btn-s.btn-quiet",
+        {
+          type: "button",
+          "aria-label": label,
+          title: label,
+          dataset: { [mark]: "" },
+          onclick: act,
+        },
+        icon(name),
+      );
     const next = () => {
       const size = SIZES[(SIZES.indexOf(state.get(id).size) + 1) % SIZES.length];
       update(id, { size });
       setText($("[data-announce]", card), `${title(card)}: ${NAMES[size]}`);
     };
     const name = title(card);
-    $(".panel-buttons", card).append(h("span.panel-tools", { role: "group", "aria-label": `Panel ${name}` },
-      button("size", `Resize ${name}`, "resize", next),
-      button("pin", `Pin ${name} to the top`, "pin", () => {
-        update(id, { pinned: !state.get(id).pinned });
-        $("[data-pin]", card).focus({ preventScroll: true });
-      }),
-      button("expand", `Show ${name} in full screen`, "expand", () => setFull(card, !card.hasAttribute("data-full"))),
-      button("close", `Remove ${name}`, "remove", () => {
-        if (id.startsWith("m:")) state.delete(id);
-        else state.set(id, { ...state.get(id), removed: true });
-        save();
-        read();
-        $("[data-add-panel]", place)?.focus();
-      })));
+    $(".panel-buttons", card).append(
+      h(
+        "span.panel-tools",
+        { role: "group", "aria-label": `Panel ${name}` },
+        button("size", `Resize ${name}`, "resize", next),
+        button("pin", `Pin ${name} to the top`, "pin", () => {
+          update(id, { pinned: !state.get(id).pinned });
+          $("[data-pin]", card).focus({ preventScroll: true });
+        }),
+        button("expand", `Show ${name} in full screen`, "expand", () =>
+          setFull(card, !card.hasAttribute("data-full")),
+        ),
+        button("close", `Remove ${name}`, "remove", () => {
+          if (id.startsWith("m:")) state.delete(id);
+          else state.set(id, { ...state.get(id), removed: true });
+          save();
+          read();
+          $("[data-add-panel]", place)?.focus();
+        }),
+      ),
+    );
   }
 
   /** The dialog that adds a metric: removed panels, then all series of the run. */
@@ -179,15 +209,28 @@ export function panelGrid(place, page, { add, drop, changed }) {
     } catch {
       // the connection indicator shows the state; removed panels can be added back
     }
-    const back = [...state].filter(([, one]) => one.removed).map(([id]) => ({ id, text: title(removed.get(id)) }));
-    const metrics = names.filter((name) => METRIC.test(name) && !state.has(`m:${name}`))
+    const back = [...state]
+      .filter(([, one]) => one.removed)
+      .map(([id]) => ({ id, text: title(removed.get(id)) }));
+    const metrics = names
+      .filter((name) => METRIC.test(name) && !state.has(`m:${name}`))
       .map((name) => ({ id: `m:${name}`, text: name }));
     const draw = () => {
       const words = find.value.trim().toLowerCase();
       const rows = [...back, ...metrics].filter(({ text }) => text.toLowerCase().includes(words));
-      list.replaceChildren(...rows.map(({ id, text }) => h("li", {},
-        h("button.btn.btn-quiet", { type: "button", onclick: () => choose(id) }, text))));
-      if (!rows.length) list.append(h("li.muted", {}, names.length ? "No metric has this name." : "No metrics yet."));
+      list.replaceChildren(
+        ...rows.map(({ id, text }) =>
+          h(
+            "li",
+            {},
+            h("button.btn.btn-quiet", { type: "button", onclick: () => choose(id) }, text),
+          ),
+        ),
+      );
+      if (!rows.length)
+        list.append(
+          h("li.muted", {}, names.length ? "No metric has this name." : "No metrics yet."),
+        );
     };
     find.oninput = draw;
     draw();

@@ -6,7 +6,11 @@ import { $, $$, ACTIONS, cellOf, clamp, h, icon, keyed, setText, table } from ".
 import { left } from "../lib/times.js";
 import { RUN_ENDED } from "../lib/states.js";
 
-const WHAT = { action_required: "is blocked", price_limit: "is above its price limit", budget: "has no budget left" };
+const WHAT = {
+  action_required: "is blocked",
+  price_limit: "is above its price limit",
+  budget: "has no budget left",
+};
 const COLUMNS = ["Pool", "Region", "#Live", "#Price", "#Cost", "#Job time limit", "Launches"];
 
 export function poolTable(context) {
@@ -18,18 +22,30 @@ export function poolTable(context) {
   const body = h("tbody");
   place.append(table("table.pools", "Pools of this run", [...COLUMNS, ACTIONS()], body));
   filter.addEventListener("change", () => context.showPool(Number(filter.value) || null));
-  setInterval(() => $$("[data-until]", body).forEach((cell) => setText(cell, left(cell.dataset.until))), 1000);
+  setInterval(
+    () => $$("[data-until]", body).forEach((cell) => setText(cell, left(cell.dataset.until))),
+    1000,
+  );
 
   return (changed) => {
     if (!changed.has("pools") && !changed.has("run")) return;
     const pools = store.poolRows();
     const ended = RUN_ENDED.has(store.run.state);
-    const rows = pools.flatMap((pool) => (pool.breaker.last_error ? [{ pool }, { pool, trouble: true }] : [{ pool }]));
-    keyed(body, rows, (row) => `${row.pool.id}${row.trouble ? "t" : ""}`,
+    const rows = pools.flatMap((pool) =>
+      pool.breaker.last_error ? [{ pool }, { pool, trouble: true }] : [{ pool }],
+    );
+    keyed(
+      body,
+      rows,
+      (row) => `${row.pool.id}${row.trouble ? "t" : ""}`,
       (row) => (row.trouble ? troubleRow() : make(row.pool, context, ask)),
-      (tr, row) => (row.trouble ? setTrouble(tr.firstElementChild, row.pool) : update(tr, row.pool, store.run)));
+      (tr, row) =>
+        row.trouble ? setTrouble(tr.firstElementChild, row.pool) : update(tr, row.pool, store.run),
+    );
     options(filter, pools, context.pool);
-    const blocked = pools.filter(({ breaker }) => breaker.last_error && breaker.state !== "failing");
+    const blocked = pools.filter(
+      ({ breaker }) => breaker.last_error && breaker.state !== "failing",
+    );
     banners(trouble, ended ? [] : blocked);
     const add = $("[data-pool-add]");
     if (add) add.hidden = ended || store.run.state === "stopping";
@@ -43,9 +59,15 @@ const button = (spec, properties, text) => h(spec, { type: "button", ...properti
 function make(pool, context, ask) {
   const filter = () => context.showPool(context.pool === pool.id ? null : pool.id);
   const scale = () => ask(context.store.pools.get(pool.id));
-  const hardware = [pool.hardware, pool.name].includes(pool.hardware_label) ? "" : pool.hardware_label;
-  return h("tr", {},
-    h("th", { scope: "row" },
+  const hardware = [pool.hardware, pool.name].includes(pool.hardware_label)
+    ? ""
+    : pool.hardware_label;
+  return h(
+    "tr",
+    {},
+    h(
+      "th",
+      { scope: "row" },
       button("button.link", { title: "Show only its replicas", onclick: filter }, pool.name),
       h("span.why", {}, hardware)),
     COLUMNS.slice(1).map(cellOf),
@@ -65,7 +87,8 @@ function update(tr, pool, run) {
   setText(live, `${pool.live} of ${pool.wanted}`);
   const usd_h = pool.price_usd_h;
   setText(price, usd_h === null ? "unknown" : `${format.money(usd_h)}/h`);
-  price.title = usd_h === null ? "" : `${format.money(usd_h * pool.wanted)} an hour for ${pool.wanted}`;
+  price.title =
+    usd_h === null ? "" : `${format.money(usd_h * pool.wanted)} an hour for ${pool.wanted}`;
   setText(cost, money(pool));
   setText(deadline, pool.timeout_s ? format.duration(pool.timeout_s) : "maximum");
   const { state, open_until: until } = pool.breaker;
@@ -129,7 +152,8 @@ function scaling({ store, page }) {
       sentences.push(`${more > 0 ? "+" : "−"}${usd} an hour.`);
     }
     const all = store.poolRows().reduce((sum, one) => sum + one.wanted, 0) + more;
-    if (all < store.run.quorum) sentences.push(`${all} replicas < quorum ${store.run.quorum}: this will be refused.`);
+    if (all < store.run.quorum)
+      sentences.push(`${all} replicas < quorum ${store.run.quorum}: this will be refused.`);
     setText($("[data-scale-text]", dialog), sentences.join(" "));
   }
 

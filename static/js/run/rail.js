@@ -16,7 +16,8 @@ export function rail({ store, page }) {
   toggle.addEventListener("click", () => {
     const closed = page.toggleAttribute("data-rail-closed");
     toggle.setAttribute("aria-expanded", String(!closed));
-    document.cookie = `${COOKIE}=${closed ? "closed" : ""}; path=/runs/; max-age=${closed ? YEAR_S : 0}; samesite=lax`;
+    const [value, age] = closed ? ["closed", YEAR_S] : ["", 0];
+    document.cookie = `${COOKIE}=${value}; path=/runs/; max-age=${age}; samesite=lax`;
     dispatchEvent(new Event("resize"));
   });
   const list = $("[data-rail-replicas]", page);
@@ -37,7 +38,8 @@ function refreshed(place) {
     asked = performance.now();
     try {
       const html = await getHTML(place.dataset.findings);
-      if (!place.contains(document.activeElement) && html !== place.innerHTML) place.innerHTML = html;
+      if (!place.contains(document.activeElement) && html !== place.innerHTML)
+        place.innerHTML = html;
     } catch {
       // the connection indicator shows the state
     }
@@ -63,7 +65,13 @@ function dots(list, rows) {
 }
 
 function make({ number }) {
-  const link = h("a", { href: `?drawer=replica-${number}`, dataset: { drawerLink: `replica-${number}` } },
-    h("i", { "aria-hidden": "true" }), h("b"), h("span"), h("output"));
+  const link = h(
+    "a",
+    { href: `?drawer=replica-${number}`, dataset: { drawerLink: `replica-${number}` } },
+    h("i", { "aria-hidden": "true" }),
+    h("b"),
+    h("span"),
+    h("output"),
+  );
   return h("li", {}, link);
 }

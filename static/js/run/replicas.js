@@ -10,10 +10,27 @@ import { replicaDialog } from "./actions.js";
 import { money } from "./pools.js";
 
 /** Columns: of several figures, the first stands above the others. */
-const SHORT = ["state", "backend", "beat", "round", "step", "loss", "speed", "wait", "restarts"].map((c) => [c]);
+const SHORT = [
+  "state",
+  "backend",
+  "beat",
+  "round",
+  "step",
+  "loss",
+  "speed",
+  "wait",
+  "restarts",
+].map((c) => [c]);
 const LONG = [
-  ["state", "phase"], ["beat"], ["round", "step", "behind"], ["loss"], ["speed", "wait"], ["gpu", "gpu_memory"], ["net"],
-  ["attempt", "restarts"], ["cost", "deadline"],
+  ["state", "phase"],
+  ["beat"],
+  ["round", "step", "behind"],
+  ["loss"],
+  ["speed", "wait"],
+  ["gpu", "gpu_memory"],
+  ["net"],
+  ["attempt", "restarts"],
+  ["cost", "deadline"],
 ];
 const TITLE = {
   state: "State",
@@ -72,12 +89,14 @@ const SHOW = {
 /** The same figures where they stand below another one, and need a name. */
 const BELOW = {
   step: (r) => `step ${format.count(r.step)}`,
-  wait: (r) => ((r.wait_fraction ?? null) === null ? "" : `${format.percent(r.wait_fraction)} waiting`),
+  wait: (r) =>
+    (r.wait_fraction ?? null) === null ? "" : `${format.percent(r.wait_fraction)} waiting`,
   gpu_memory: (r) => (r.gpu_memory_bytes ? format.size(r.gpu_memory_bytes) : ""),
   restarts: (r) => (r.restarts ? format.plural(r.restarts, "failure") : ""),
 };
 
-/** What happened to a replica that has an earlier attempt: "preempted 5 min ago → replaced, training". */
+/** What happened to a replica that has an earlier attempt: "preempted 5 min ago → replaced,
+ * training". */
 function story(replica) {
   const { last_cause: cause, last_ended_at: at, state } = replica;
   if (!cause || !at || REPLICA_ENDED.has(state)) return "";
@@ -98,21 +117,33 @@ export function replicaTable(context, place) {
   const columns = long ? LONG : SHORT;
   const ask = long && "mayOperate" in page.dataset ? replicaDialog() : null;
   const body = h("tbody");
-  const heads = columns.map(([c]) => h(`th${numeric(c)}`, { scope: "col", title: HINT[c] }, TITLE[c]));
+  const heads = columns.map(([c]) =>
+    h(`th${numeric(c)}`, { scope: "col", title: HINT[c] }, TITLE[c]),
+  );
   if (ask) heads.unshift(ACTIONS());
   let limit = PAGE; // rows of the document; more replicas are a button away
   const more = h("button.btn.btn-s", { type: "button", onclick: () => ((limit += PAGE), show()) });
   const foot = h("p.table-more", { hidden: true }, more);
   place.append(table("table.replicas", "Replicas of this run", ["Replica", ...heads], body), foot);
   const act = (number) => (what) =>
-    ask(what, number, `${address(page, number)}${what}`, { run: store.run, replica: store.replicas.get(number) });
+    ask(what, number, `${address(page, number)}${what}`, {
+      run: store.run,
+      replica: store.replicas.get(number),
+    });
   const isPool = (row) => row.number === undefined;
   function show() {
     const all = rowsOf(context, long);
     foot.hidden = all.length <= limit;
-    setText(more, `Show ${Math.min(PAGE, all.length - limit)} more of ${format.plural(store.replicas.size, "replica")}`);
-    keyed(body, all.slice(0, limit), (row) => (isPool(row) ? `pool${row.id}` : row.number),
-      (row) => (isPool(row) ? group(heads.length + 1) : make(row, columns, page, long, ask && act(row.number))),
+    const total = format.plural(store.replicas.size, "replica");
+    setText(more, `Show ${Math.min(PAGE, all.length - limit)} more of ${total}`);
+    keyed(
+      body,
+      all.slice(0, limit),
+      (row) => (isPool(row) ? `pool${row.id}` : row.number),
+      (row) =>
+        isPool(row)
+          ? group(heads.length + 1)
+          : make(row, columns, page, long, ask && act(row.number)),
       (tr, row) => {
         if (isPool(row)) setText(tr.querySelector("span"), groupText(row));
         else update(tr, row, store.run);
@@ -120,11 +151,17 @@ export function replicaTable(context, place) {
   }
   setInterval(() => {
     if (!place.offsetParent) return;
-    for (const row of body.children) tick(row, store.replicas.get(Number(row.dataset.key)), store.run);
+    for (const row of body.children)
+      tick(row, store.replicas.get(Number(row.dataset.key)), store.run);
   }, 1000);
   return (changed) => {
     if (!store.run || !place.offsetParent) return;
-    if (changed.has("replicas") || changed.has("tab") || (long && (changed.has("pools") || changed.has("run")))) show();
+    if (
+      changed.has("replicas") ||
+      changed.has("tab") ||
+      (long && (changed.has("pools") || changed.has("run")))
+    )
+      show();
   };
 }
 
@@ -150,18 +187,39 @@ function groupText(pool) {
 function make(replica, columns, page, long, act) {
   const number = replica.number;
   const button = (what, symbol, text) =>
-    h("button.btn.btn-s.btn-quiet", {
-      type: "button",
-      title: text,
-      "aria-label": `${text} replica ${number}`,
-      dataset: { what },
-      onclick: () => act(what),
-    }, icon(symbol));
-  return h("tr", {},
-    h("th", { scope: "row" },
-      h("a.replica-name", { href: address(page, number) }, replicaSwatch(number), `Replica ${number}`),
-      long ? h("small.below", { dataset: { c: "device" } }) : null),
-    act ? h("td.c-act", {}, button("restart", "restarting", "Restart"), button("stop", "stop", "Stop")) : null,
+    h(
+      "button.btn.btn-s.btn-quiet",
+      {
+        type: "button",
+        title: text,
+        "aria-label": `${text} replica ${number}`,
+        dataset: { what },
+        onclick: () => act(what),
+      },
+      icon(symbol),
+    );
+  return h(
+    "tr",
+    {},
+    h(
+      "th",
+      { scope: "row" },
+      h(
+        "a.replica-name",
+        { href: address(page, number) },
+        replicaSwatch(number),
+        `Replica ${number}`,
+      ),
+      long ? h("small.below", { dataset: { c: "device" } }) : null,
+    ),
+    act
+      ? h(
+          "td.c-act",
+          {},
+          button("restart", "restarting", "Restart"),
+          button("stop", "stop", "Stop"),
+        )
+      : null,
     ...columns.map(([c, ...below]) => {
       const rest = below.map((name) => h("small.below", { dataset: { c: name } }));
       if (c === "state") {
@@ -169,8 +227,14 @@ function make(replica, columns, page, long, act) {
           h("span.why", { dataset: { why: "" } }), h("span.why", { dataset: { story: "" } }));
       }
       if (!below.length) return h(`td${numeric(c)}`, { dataset: { c, label: TITLE[c] } });
-      return h(`td${numeric(c)}`, { dataset: { label: TITLE[c] } }, h("span", { dataset: { c } }), ...rest);
-    }));
+      return h(
+        `td${numeric(c)}`,
+        { dataset: { label: TITLE[c] } },
+        h("span", { dataset: { c } }),
+        ...rest,
+      );
+    }),
+  );
 }
 
 function update(row, replica, run) {
@@ -192,7 +256,8 @@ function update(row, replica, run) {
   const over = RUN_ENDED.has(run.state) || run.state === "stopping";
   for (const button of row.querySelectorAll("[data-what]")) {
     const isStop = button.dataset.what === "stop";
-    button.disabled = over || (isStop ? REPLICA_ENDED.has(replica.state) : replica.state === "done");
+    button.disabled =
+      over || (isStop ? REPLICA_ENDED.has(replica.state) : replica.state === "done");
   }
   tick(row, replica, run);
 }
@@ -205,12 +270,19 @@ function tick(row, replica, run) {
   setText(past, story(replica));
   past.hidden = !past.textContent;
   if (isStale(run) || isOld(replica.beat_at)) {
-    for (const cell of row.querySelectorAll(PACE)) setText(cell, cell.matches(".below") ? "" : format.UNKNOWN);
+    for (const cell of row.querySelectorAll(PACE))
+      setText(cell, cell.matches(".below") ? "" : format.UNKNOWN);
   }
   const cell = row.querySelector('[data-c="beat"]');
   const seconds = format.secondsSince(replica.beat_at);
-  setText(cell, seconds === null ? format.UNKNOWN : seconds < 2 ? "now" : `${format.age(seconds)} ago`);
-  const late = seconds !== null && !REPLICA_ENDED.has(replica.state) && seconds > 3 * (replica.beat_interval_s ?? 5);
+  setText(
+    cell,
+    seconds === null ? format.UNKNOWN : seconds < 2 ? "now" : `${format.age(seconds)} ago`,
+  );
+  const late =
+    seconds !== null &&
+    !REPLICA_ENDED.has(replica.state) &&
+    seconds > 3 * (replica.beat_interval_s ?? 5);
   cell.toggleAttribute("data-late", late);
   cell.title = late ? "three heartbeats missed" : "";
 }

@@ -22,7 +22,9 @@ export function roundDetail(context, card) {
     if (wanted === loaded) return;
     loaded = wanted;
     try {
-      const answer = await getJSON(context.page.dataset.round.replace("/0.json", `/${number}.json`));
+      const answer = await getJSON(
+        context.page.dataset.round.replace("/0.json", `/${number}.json`),
+      );
       if (loaded !== wanted) return;
       round = answer.round;
       show();
@@ -32,7 +34,8 @@ export function roundDetail(context, card) {
   }
   function show() {
     const number = context.selected;
-    if (number && round?.number === number) card.replaceChildren(...detail(round, store.rounds.get(number), context));
+    if (number && round?.number === number)
+      card.replaceChildren(...detail(round, store.rounds.get(number), context));
     if (number && store.run) ask(number);
   }
   return (changed) => changed.has("rounds") && show();
@@ -43,7 +46,8 @@ const late = ({ straggler, lag_s }) =>
   straggler === null ? format.UNKNOWN : `replica ${straggler}, ${format.duration(lag_s)}`;
 
 /** The known times `name` of the contributions. */
-const times = (round, name) => round.contributions.map((row) => Date.parse(row[name])).filter(Number.isFinite);
+const times = (round, name) =>
+  round.contributions.map((row) => Date.parse(row[name])).filter(Number.isFinite);
 
 /** How many replicas contributed; before the plan, how many have uploaded. */
 function contributors(round, { run }) {
@@ -59,8 +63,13 @@ function detail(round, summary, { store, select, page }) {
   const opened = times(round, "started_at").sort((a, b) => a - b)[0] ?? NaN;
   const took_ms = Math.max(...times(round, "committed_at")) - opened;
   const facts = [
-    ...("fragments" in page.dataset ? [["Fragment", `${round.fragment} (0 to ${page.dataset.fragments - 1})`]] : []),
-    ["Contributors", summary ? contributors(summary, store) : `${round.contributors} of ${store.run.target}`],
+    ...("fragments" in page.dataset
+      ? [["Fragment", `${round.fragment} (0 to ${page.dataset.fragments - 1})`]]
+      : []),
+    [
+      "Contributors",
+      summary ? contributors(summary, store) : `${round.contributors} of ${store.run.target}`,
+    ],
     ["Plan", round.mode || format.UNKNOWN],
     ["Straggler and lag", summary ? late(summary) : format.UNKNOWN],
     ["Outer learning rate", page.dataset.outerLr],
@@ -75,13 +84,18 @@ function detail(round, summary, { store, select, page }) {
   const go = (number, name, label) => {
     const disabled = !(number > 0 && number <= store.roundRows().at(-1)?.number);
     const onclick = () => select(number);
-    return h("button.btn.btn-s.btn-quiet", { type: "button", "aria-label": label, disabled, onclick }, icon(name));
+    return h(
+      "button.btn.btn-s.btn-quiet",
+      { type: "button", "aria-label": label, disabled, onclick },
+      icon(name),
+    );
   };
   const digest = round.weights_digest;
   const short = digest ? `${digest.slice(0, 16)}…` : format.UNKNOWN;
   const mismatch = round.digest_mismatch && "replicas have different weights after this round";
   const reason = [round.reason, mismatch].filter(Boolean).join("; ");
-  const fact = (name, value, spec = "dd", more = {}) => h("div", {}, h("dt", {}, name), h(spec, more, value));
+  const fact = (name, value, spec = "dd", more = {}) =>
+    h("div", {}, h("dt", {}, name), h(spec, more, value));
   return [
     h("div.card-head", {},
       h("h2", { id: "h-round" }, `Round ${round.number}`),
@@ -125,10 +139,20 @@ function contributions(round, store) {
         h("td", {}, stateBadge(outcome, "state-bare")),
         h("td.muted.reason", { colspan: GIVEN.length + 2 }, WHY[outcome]));
     }
-    return h("tr", {}, name,
-      h("td.nowrap", {}, stateBadge(row.state, "state-bare"), row.late_s ? ` by ${format.duration(row.late_s)}` : ""),
+    return h(
+      "tr",
+      {},
+      name,
+      h(
+        "td.nowrap",
+        {},
+        stateBadge(row.state, "state-bare"),
+        row.late_s ? ` by ${format.duration(row.late_s)}` : "",
+      ),
       GIVEN.map(([label, of, text]) => h("td.num", { dataset: { label } }, text(row[of]))),
-      h("td", { dataset: { label: "Phases" } }, miniPhases(row.phases)), h("td.break.reason", {}, row.reason));
+      h("td", { dataset: { label: "Phases" } }, miniPhases(row.phases)),
+      h("td.break.reason", {}, row.reason),
+    );
   });
 }
 
@@ -140,7 +164,9 @@ const NOT_INCLUDED = ["late", "refused", "healing"];
 function without(round, { replicas }) {
   const parts = [];
   const most = Math.max(0, ...Object.values(round.late));
-  const counted = Object.fromEntries(NOT_INCLUDED.map((outcome) => [outcome, withOutcome(round, outcome).length]));
+  const counted = Object.fromEntries(
+    NOT_INCLUDED.map((outcome) => [outcome, withOutcome(round, outcome).length]),
+  );
   for (const [outcome, count] of Object.entries(counted)) {
     const by = outcome === "late" && most > 0 ? ` by ${format.duration(most)}` : "";
     if (count) parts.push(`${count} ${outcome}${by}`);
@@ -152,7 +178,10 @@ function without(round, { replicas }) {
 }
 
 function miniPhases(phases) {
-  const entries = PHASES.filter((phase) => phases?.[phase] > 0).map((phase) => [phase, phases[phase]]);
+  const entries = PHASES.filter((phase) => phases?.[phase] > 0).map((phase) => [
+    phase,
+    phases[phase],
+  ]);
   const total = entries.reduce((all, [, s]) => all + s, 0);
   if (!total) return format.UNKNOWN;
   const text = entries.map(([phase, s]) => `${phase} ${format.duration(s)}`).join(", ");
@@ -223,12 +252,23 @@ export function roundsTable(context, place) {
     show();
   }
   place.append(
-    table("table.rounds-table.cards", "Rounds, newest first", ["Round", ...Object.keys(COLUMNS)], body),
+    table(
+      "table.rounds-table.cards",
+      "Rounds, newest first",
+      ["Round", ...Object.keys(COLUMNS)],
+      body,
+    ),
     h("p.empty-s", { hidden: true }, "No rounds yet."),
-    h("p.table-more", { hidden: true }, h("button.btn.btn-s", { type: "button", onclick: showMore })));
+    h(
+      "p.table-more",
+      { hidden: true },
+      h("button.btn.btn-s", { type: "button", onclick: showMore }),
+    ),
+  );
   const [shown, empty, more] = place.children;
   return (changed) => {
-    if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds"))) return;
+    if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds")))
+      return;
     show();
   };
 
@@ -237,7 +277,8 @@ export function roundsTable(context, place) {
     const rows = rounds.filter((row, i) => i < shownRows || row.number === context.selected);
     empty.hidden = rows.length > 0;
     shown.hidden = rows.length === 0;
-    more.hidden = rows.length === rounds.length && (first || !rounds.length || rounds.at(-1).number <= 1);
+    more.hidden =
+      rows.length === rounds.length && (first || !rounds.length || rounds.at(-1).number <= 1);
     setText(empty, RUN_ENDED.has(store.run?.state) ? "No rounds." : "No rounds yet.");
     setText(more.firstElementChild, "Show older rounds");
     if (context.page.dataset.tab !== "rounds") return;

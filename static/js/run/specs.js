@@ -1,12 +1,19 @@
 // Chart definitions: series, lines and colours.
 //
-// A line has an id (used in the address), a name, x, y and a style. Ghosts are the raw values behind
-// a smoothed line (only per-step losses are smoothed; values per round are already means). A band is
-// two hidden lines with a filled area between them.
+// A line has an id (used in the address), a name, x, y and a style. Ghosts are the raw values
+// behind a smoothed line (only per-step losses are smoothed; values per round are already means). A
+// band is two hidden lines with a filled area between them.
 
 import * as format from "../lib/format.js";
 import { cssColor } from "../lib/dom.js";
-import { evalSwatch, groupFill, key, replicaDash, replicaHue, replicaSwatch } from "../lib/palette.js";
+import {
+  evalSwatch,
+  groupFill,
+  key,
+  replicaDash,
+  replicaHue,
+  replicaSwatch,
+} from "../lib/palette.js";
 import { line, rising, smoothed, spread } from "./curves.js";
 
 const DENSE = 60; // lines with fewer points show markers
@@ -31,29 +38,41 @@ const one = (id, name, series, color) => (data, view) => {
 };
 
 /** Curves of all replicas for one series, as lines or as a band; `raw`: not smoothed. */
-const replicas = (series, { raw = true } = {}) => (data, view) => {
-  const lines = [];
-  if (data.band?.x.length) {
-    const { x, low, mean, high } = spread(data.band);
-    // Smoothed like the mean, and with its gaps: otherwise the mean could leave the band.
-    const end = (y) => [x, smoothed(y.map((v, i) => (mean[i] === null ? null : v)), raw ? 0 : view.smooth)];
-    const nan = x.filter((_, i) => mean[i] === null).map((at) => [at, "nan"]);
-    lines.push({ ...band(end(low), end(high), "Minimum to maximum"), nan });
-    lines.push(line("mean", "Mean", { x, y: mean }, view, { ...plain("--accent"), raw, width: 2, nan }));
-  }
-  for (const curve of data.curves.filter((c) => c.series === series)) {
-    const number = curve.replica;
-    lines.push(line(`r${number}`, `Replica ${number}`, curve, view, {
-      raw,
-      replica: number,
-      points: raw && curve.x.length <= DENSE,
-      color: cssColor(replicaHue(number)),
-      dash: replicaDash(number),
-      swatch: () => replicaSwatch(number),
-    }));
-  }
-  return lines;
-};
+const replicas =
+  (series, { raw = true } = {}) =>
+  (data, view) => {
+    const lines = [];
+    if (data.band?.x.length) {
+      const { x, low, mean, high } = spread(data.band);
+      // Smoothed like the mean, and with its gaps: otherwise the mean could leave the band.
+      const end = (y) => [
+        x,
+        smoothed(
+          y.map((v, i) => (mean[i] === null ? null : v)),
+          raw ? 0 : view.smooth,
+        ),
+      ];
+      const nan = x.filter((_, i) => mean[i] === null).map((at) => [at, "nan"]);
+      lines.push({ ...band(end(low), end(high), "Minimum to maximum"), nan });
+      lines.push(
+        line("mean", "Mean", { x, y: mean }, view, { ...plain("--accent"), raw, width: 2, nan }),
+      );
+    }
+    for (const curve of data.curves.filter((c) => c.series === series)) {
+      const number = curve.replica;
+      lines.push(
+        line(`r${number}`, `Replica ${number}`, curve, view, {
+          raw,
+          replica: number,
+          points: raw && curve.x.length <= DENSE,
+          color: cssColor(replicaHue(number)),
+          dash: replicaDash(number),
+          swatch: () => replicaSwatch(number),
+        }),
+      );
+    }
+    return lines;
+  };
 
 function loss(data, view) {
   const lines = replicas("loss", { raw: false })(data, view);
@@ -69,7 +88,9 @@ function loss(data, view) {
 const given = (name) => figure([name, `${name}_low`, `${name}_high`], bounds(name));
 
 const bounds = (name) => (data, view) => {
-  const [low, high, mean] = [`${name}_low`, `${name}_high`, name].map((series) => find(data, series));
+  const [low, high, mean] = [`${name}_low`, `${name}_high`, name].map((series) =>
+    find(data, series),
+  );
   if (!mean) return [];
   const lines = [];
   if (low && high) lines.push(band(rising(low), rising(high), "Replicas"));
@@ -137,6 +158,12 @@ export const SPECS = {
   norm: given("norm"),
   cosine: given("cosine"),
   update: figure(["update_norm"], one("update", "Outer update", "update_norm", "--p-apply")),
-  speed: figure(["tokens_per_s"], one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), { text: format.count }),
-  goodput: figure(GROUPS.map((name) => `phase_${name}`), goodput, { text: format.percent, last: true, plain: true }),
+  speed: figure(["tokens_per_s"], one("speed", "Tokens/s", "tokens_per_s", "--p-reduce"), {
+    text: format.count,
+  }),
+  goodput: figure(
+    GROUPS.map((name) => `phase_${name}`),
+    goodput,
+    { text: format.percent, last: true, plain: true },
+  ),
 };

@@ -16,7 +16,10 @@ const COLORS = {
 /** `range()` is the plot of a chart above: {left, width, min, max} in pixels and axis values. */
 export function roundStrip(context, place, { axis, range, origin }) {
   const { store, syncEvery } = context;
-  const canvas = h("canvas", { role: "img", "aria-label": "Outcomes of the rounds, in step with the charts above" });
+  const canvas = h("canvas", {
+    role: "img",
+    "aria-label": "Outcomes of the rounds, in step with the charts above",
+  });
   const note = h("output");
   place.append(canvas, note);
   let columns = null; // what is drawn: rounds by pixel
@@ -48,11 +51,15 @@ export function roundStrip(context, place, { axis, range, origin }) {
     for (let i = 0; i < grid.count; i++) {
       const to = end(i);
       if (to === null) continue;
-      const from = before ?? (axis() === "round" ? to - 1 : axis() === "step" ? to - syncEvery : to);
+      const from =
+        before ?? (axis() === "round" ? to - 1 : axis() === "step" ? to - syncEvery : to);
       before = to;
       if (to < plot.min || from > plot.max) continue;
       const first = Math.max(Math.floor((from - plot.min) * scale), 0);
-      const last = Math.min(Math.max(Math.ceil((to - plot.min) * scale), first + 1), Math.ceil(plot.width));
+      const last = Math.min(
+        Math.max(Math.ceil((to - plot.min) * scale), first + 1),
+        Math.ceil(plot.width),
+      );
       for (let x = first; x < last; x++) {
         const known = columns.get(x);
         if (known) known[1] = i;
@@ -79,10 +86,13 @@ export function roundStrip(context, place, { axis, range, origin }) {
   function sum(first, last, count) {
     const counts = new Array(OUTCOMES.length).fill(0);
     const every = Math.max(1, Math.floor((last - first + 1) / 32));
-    for (let i = first; i <= last; i += every) for (let k = 0; k < count; k++) counts[context.grid.code(i, k)] += 1;
+    for (let i = first; i <= last; i += every)
+      for (let k = 0; k < count; k++) counts[context.grid.code(i, k)] += 1;
     const total = counts.reduce((all, one) => all + one, 0) - counts[OUTCOMES.indexOf("open")];
     if (!total) return [];
-    return ORDER.map((outcome) => [outcome, counts[OUTCOMES.indexOf(outcome)] / total]).filter(([, part]) => part);
+    return ORDER.map((outcome) => [outcome, counts[OUTCOMES.indexOf(outcome)] / total]).filter(
+      ([, part]) => part,
+    );
   }
 
   function at(event) {
@@ -93,8 +103,13 @@ export function roundStrip(context, place, { axis, range, origin }) {
     const rounds = at(event);
     if (!rounds) return setText(note, "");
     const [first, last] = rounds.map((i) => context.grid.number(i));
-    const parts = sum(...rounds, context.grid.replicas.length).map(([outcome, part]) => `${format.percent(part)} ${outcome}`);
-    setText(note, `Round${first === last ? ` ${first}` : `s ${first} to ${last}`}: ${parts.join(", ")}`);
+    const parts = sum(...rounds, context.grid.replicas.length).map(
+      ([outcome, part]) => `${format.percent(part)} ${outcome}`,
+    );
+    setText(
+      note,
+      `Round${first === last ? ` ${first}` : `s ${first} to ${last}`}: ${parts.join(", ")}`,
+    );
   });
   canvas.addEventListener("pointerleave", () => setText(note, ""));
   canvas.addEventListener("click", (event) => {

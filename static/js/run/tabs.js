@@ -24,7 +24,8 @@ export function tabs({ page }, onShow) {
   function reveal() {
     const row = page.querySelector(".tabs");
     const current = row.querySelector("[aria-current]");
-    row.scrollLeft = current.offsetLeft - row.offsetLeft - (row.clientWidth - current.offsetWidth) / 2;
+    row.scrollLeft =
+      current.offsetLeft - row.offsetLeft - (row.clientWidth - current.offsetWidth) / 2;
   }
 
   reveal();

@@ -4,10 +4,32 @@
 // the window stretches the loaded image; it is fetched again when the window stops.
 
 import * as format from "../lib/format.js";
-import { clamp, cssColor, h, marked, oncePerFrame, onTheme, press, setText, table, timed, url } from "../lib/dom.js";
+import {
+  clamp,
+  cssColor,
+  h,
+  marked,
+  oncePerFrame,
+  onTheme,
+  press,
+  setText,
+  table,
+  timed,
+  url,
+} from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
-import { bars, BLANK, commits, ended, frame, LEFT, legend, picture, TOP } from "./timeline_drawing.js";
+import {
+  bars,
+  BLANK,
+  commits,
+  ended,
+  frame,
+  LEFT,
+  legend,
+  picture,
+  TOP,
+} from "./timeline_drawing.js";
 import { sizeCanvas } from "../lib/palette.js";
 
 const TALLEST = 560;
@@ -39,7 +61,8 @@ export function timeline(context, card) {
 
   const ends = () => [view.from ?? data.first, view.to ?? data.last];
   const plotWidth = () => Math.max(at.chart.clientWidth - LEFT - 2, 50);
-  const rowHeight = () => clamp(Math.floor(TALLEST / Math.max(data.replicas, 1)), ROW.least, ROW.most);
+  const rowHeight = () =>
+    clamp(Math.floor(TALLEST / Math.max(data.replicas, 1)), ROW.least, ROW.most);
   /** The time at a canvas x coordinate. */
   function moment(x) {
     const [from, to] = ends();
@@ -128,7 +151,12 @@ export function timeline(context, card) {
     if (cursor) mark(pen, geometry);
     if (drag) {
       pen.fillStyle = `${cssColor("--accent")}22`;
-      pen.fillRect(Math.min(drag.from, drag.to), TOP, Math.abs(drag.to - drag.from), data.replicas * row);
+      pen.fillRect(
+        Math.min(drag.from, drag.to),
+        TOP,
+        Math.abs(drag.to - drag.from),
+        data.replicas * row,
+      );
     }
     if (data.replicas) delete at.chart.dataset.empty;
     else {
@@ -147,7 +175,9 @@ export function timeline(context, card) {
     ];
     if (data.slowest && data.replicas > 1) {
       const [replica, rounds] = data.slowest;
-      notes.push(`critical path: replica ${replica} was last in ${rounds} of ${data.counted} rounds`);
+      notes.push(
+        `critical path: replica ${replica} was last in ${rounds} of ${data.counted} rounds`,
+      );
     }
     setText(at.badge, notes.join(" · "));
     setText(at.announce, cursor ? reading() : "");
@@ -163,10 +193,14 @@ export function timeline(context, card) {
     const head = `Replica ${cursor.replica} at ${format.clock(when * 1000, { seconds: true })}`;
     if (image) {
       const column = Math.floor(((when - data.from) / (data.to - data.from)) * data.columns);
-      const cell = column >= 0 && column < data.columns ? cells[cursor.replica * data.columns + column] : BLANK;
+      const cell =
+        column >= 0 && column < data.columns
+          ? cells[cursor.replica * data.columns + column]
+          : BLANK;
       if (cell === BLANK) return `${head}: no data`;
       const share = (cell & 15) / 15;
-      return `${head}: ${share < 0.05 ? "compute" : `${format.percent(share)} ${data.groups[cell >> 4]}`}`;
+      if (share < 0.05) return `${head}: compute`;
+      return `${head}: ${format.percent(share)} ${data.groups[cell >> 4]}`;
     }
     const i = barAt(when, cursor.replica);
     if (i < 0) return `${head}: ${data.groups.at(-1)}`;
@@ -201,17 +235,31 @@ export function timeline(context, card) {
   }
 
   function fill() {
-    if (image) return at["chart-table"].replaceChildren(h("p.empty-s", {}, "Too many bars for a table. Zoom in."));
+    if (image)
+      return at["chart-table"].replaceChildren(
+        h("p.empty-s", {}, "Too many bars for a table. Zoom in."),
+      );
     const { number, replica, outcome, started, phases } = data.bars;
     const picked = number.map((_, i) => i).slice(-TABLE_ROWS).reverse();
     const groups = data.groups.slice(0, -1);
-    const columns = ["#Round", "#Replica", "Outcome", "#Began", ...groups.map((group) => `#${group}`)];
-    const rows = picked.map((i) => h("tr", {},
-      h("th.num", { scope: "row" }, number[i]),
-      h("td.num", {}, replica[i]),
-      h("td", {}, outcome[i]),
-      h("td.num", {}, format.clock(data.from * 1000 + started[i], { seconds: true })),
-      phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000)))));
+    const columns = [
+      "#Round",
+      "#Replica",
+      "Outcome",
+      "#Began",
+      ...groups.map((group) => `#${group}`),
+    ];
+    const rows = picked.map((i) =>
+      h(
+        "tr",
+        {},
+        h("th.num", { scope: "row" }, number[i]),
+        h("td.num", {}, replica[i]),
+        h("td", {}, outcome[i]),
+        h("td.num", {}, format.clock(data.from * 1000 + started[i], { seconds: true })),
+        phases[i].map((ms) => h("td.num", {}, format.duration(ms / 1000))),
+      ),
+    );
     const caption = "Rounds of replicas in this window, newest first";
     at["chart-table"].replaceChildren(table("table", caption, columns, h("tbody", {}, rows)));
   }
@@ -271,7 +319,11 @@ export function timeline(context, card) {
     act();
   });
   function choose(by) {
-    const replica = clamp((cursor?.replica ?? (by > 0 ? -1 : data.replicas)) + by, 0, data.replicas - 1);
+    const replica = clamp(
+      (cursor?.replica ?? (by > 0 ? -1 : data.replicas)) + by,
+      0,
+      data.replicas - 1,
+    );
     cursor = { x: cursor?.x ?? LEFT + plotWidth() / 2, replica };
     draw();
   }
@@ -298,6 +350,7 @@ export function timeline(context, card) {
   return (changed) => {
     if (!store.run || !card.offsetParent) return;
     if (!data || changed.has("tab")) ask();
-    else if (changed.has("rounds") && view.to === null) soon(Math.max(0, asked + LIVE_MS - performance.now()));
+    else if (changed.has("rounds") && view.to === null)
+      soon(Math.max(0, asked + LIVE_MS - performance.now()));
   };
 }

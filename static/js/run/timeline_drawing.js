@@ -10,8 +10,8 @@ export const TOP = 22;
 export const BLANK = 255;
 /** Steps of the time axis in seconds. */
 const STEPS = [
-  0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400,
-  172_800, 604_800,
+  0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800,
+  86_400, 172_800, 604_800,
 ];
 
 /** The raster as a canvas of one pixel per cell. */
@@ -30,7 +30,8 @@ export function picture({ columns, replicas, groups }, cells) {
 }
 
 /** When a bar ends, in ms of the answer. */
-export const ended = ({ started, phases }, i) => phases[i].reduce((sum, ms) => sum + ms, started[i]);
+export const ended = ({ started, phases }, i) =>
+  phases[i].reduce((sum, ms) => sum + ms, started[i]);
 
 /** Row numbers and time axis. */
 export function frame(pen, { from, to, width, row }, data) {
@@ -39,7 +40,8 @@ export function frame(pen, { from, to, width, row }, data) {
   pen.fillStyle = cssColor("--text-3");
   const every = Math.ceil(14 / row);
   pen.textAlign = "right";
-  for (let r = 0; r < data.replicas; r += every) pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
+  for (let r = 0; r < data.replicas; r += every)
+    pen.fillText(String(r), LEFT - 8, TOP + r * row + row / 2);
   const longest = STEPS.at(-1);
   const step = STEPS.find((s) => (s / (to - from)) * width >= 96) ??
     longest * Math.ceil((to - from) / longest / 8);
@@ -64,7 +66,9 @@ export function bars(pen, { x, row }, data) {
   const wide = data.groups.map((group) => groupFill(pen, group));
   const thin = data.groups.map(groupColor);
   const down = data.groups.length - 1;
-  const order = started.map((_, i) => i).sort((a, b) => replica[a] - replica[b] || started[a] - started[b]);
+  const order = started
+    .map((_, i) => i)
+    .sort((a, b) => replica[a] - replica[b] || started[a] - started[b]);
   let before = -1;
   for (const i of order) {
     const y = TOP + replica[i] * row;

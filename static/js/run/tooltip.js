@@ -1,6 +1,6 @@
 // The tooltip of a chart: values of the shown lines at the cursor, the highest first.
 
-import { h } from "../lib/dom.js";
+import { clamp, h } from "../lib/dom.js";
 
 const MOST = 12;
 const GAP = 14;
@@ -23,7 +23,8 @@ export function tooltip(over) {
       box.hidden = false;
       const right = left + GAP + box.offsetWidth > over.clientWidth;
       box.style.left = `${Math.max(right ? left - GAP - box.offsetWidth : left + GAP, 0)}px`;
-      box.style.top = `${Math.max(Math.min(top - box.offsetHeight / 2, over.clientHeight - box.offsetHeight), 0)}px`;
+      const lowest = over.clientHeight - box.offsetHeight;
+      box.style.top = `${clamp(top - box.offsetHeight / 2, 0, Math.max(lowest, 0))}px`;
     },
   };
 }

@@ -12,8 +12,12 @@ function need(block, needed) {
 }
 
 export function poolRow(row) {
-  const at = Object.fromEntries($$("[name]", row).map((input) => [input.name.split(".").pop(), input]));
-  const blocks = Object.fromEntries($$("[data-needs]", row).map((block) => [block.dataset.needs, block]));
+  const at = Object.fromEntries(
+    $$("[name]", row).map((input) => [input.name.split(".").pop(), input]),
+  );
+  const blocks = Object.fromEntries(
+    $$("[data-needs]", row).map((block) => [block.dataset.needs, block]),
+  );
   const hardware = $$("option", at.hardware);
   const credentials = $$("option", at.credential);
   const list = $("datalist", row);
@@ -24,19 +28,33 @@ export function poolRow(row) {
   function offer(select, options) {
     const before = select.value;
     select.replaceChildren(...options);
-    select.value = options.some((option) => option.value === before) ? before : (options[0]?.value ?? "");
+    select.value = options.some((option) => option.value === before)
+      ? before
+      : (options[0]?.value ?? "");
   }
 
   function show() {
     const backend = at.backend.value;
     if (backend !== shown) {
       shown = backend;
-      offer(at.hardware, hardware.filter((option) => option.dataset.backend === backend));
-      offer(at.credential, credentials.filter((option) => !option.value || option.dataset.backend === backend));
+      offer(
+        at.hardware,
+        hardware.filter((option) => option.dataset.backend === backend),
+      );
+      offer(
+        at.credential,
+        credentials.filter((option) => !option.value || option.dataset.backend === backend),
+      );
     }
     // A credential's own options may change what the backend can do.
-    const can = (at.credential.value ? at.credential : at.backend).selectedOptions[0]?.dataset ?? {};
-    list.replaceChildren(...(can.regions ?? "").split("|").filter(Boolean).map((value) => h("option", { value })));
+    const can =
+      (at.credential.value ? at.credential : at.backend).selectedOptions[0]?.dataset ?? {};
+    list.replaceChildren(
+      ...(can.regions ?? "")
+        .split("|")
+        .filter(Boolean)
+        .map((value) => h("option", { value })),
+    );
     at.timeout_s.placeholder = can.longest ?? "no limit";
     need(blocks.credentials, can.remote);
     need(blocks.regions, can.regions);
@@ -71,7 +89,9 @@ export function poolRows(form, changed) {
   add.addEventListener("click", (event) => {
     event.preventDefault();
     const made = document.createElement("template");
-    made.innerHTML = template.innerHTML.replaceAll("pools.row", `pools.${next}`).replaceAll('="row"', `="${next}"`);
+    made.innerHTML = template.innerHTML
+      .replaceAll("pools.row", `pools.${next}`)
+      .replaceAll('="row"', `="${next}"`);
     const row = made.content.firstElementChild;
     next += 1;
     place.append(row);

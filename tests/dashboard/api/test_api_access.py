@@ -9,7 +9,7 @@ from django.test import Client
 
 from dashboard.api import api
 from runs.actions import saved_views
-from runs.models import SavedView
+from runs.models import SavedView, Sweep
 from tests.browser import seed, seed_evaluations
 from tests.dashboard.page_harness import KINDS, client_for
 
@@ -77,6 +77,11 @@ CALLS = {
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", "/sweeps"): (UNKNOWN, REFUSED, MADE, MADE, MADE),
+    ("post", "/sweeps/plan"): (UNKNOWN, REFUSED, OK, OK, OK),
+    ("get", "/sweeps"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/sweeps/{sweep}"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/sweeps/{sweep}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", "/archives"): (UNKNOWN, REFUSED, UNFIT, UNFIT, UNFIT),
 }
 OF_ADMINISTRATORS = {
@@ -116,9 +121,11 @@ LOOKS = {("post", "/planner")}
 """Operations that change nothing, so the scope to read is enough."""
 OPERATES = {("get", f"{RUN}/deletion")}
 """It changes nothing, but lists objects in the bucket that do not belong to the run."""
+RUN_DOCUMENT = {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}}
+SWEEP = {"run": RUN_DOCUMENT, "parameters": [{"field": "inner_lr", "values": [1e-3, 1e-4]}]}
 SENT: dict[str, Any] = {
-    "/runs": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
-    "/plan": {"name": "sent", "pools": [{"count": 2}], "settings": {"warmup_steps": 5}},
+    "/runs": RUN_DOCUMENT,
+    "/plan": RUN_DOCUMENT,
     f"{RUN}/pools": {"count": 1},
     f"{RUN}/mirrors": {"tracker": "none"},
     f"{RUN}/mirrors/stop": {"tracker": "none"},
@@ -130,6 +137,8 @@ SENT: dict[str, Any] = {
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
     "/views": {"name": "mine", "query": "state:failed", "columns": ["name", "loss"]},
+    "/sweeps": SWEEP,
+    "/sweeps/plan": SWEEP,
     "/planner": {"parameters": 1000, "step_s": 1.0, "tokens_per_step": 10, "tokens": 100_000},
 }
 ROLES = {"viewer": "viewer", "owner": "operator", "stranger": "operator", "admin": "admin"}
@@ -139,7 +148,9 @@ IDS = [" ".join(call) for call in CALLS]
 @pytest.fixture(autouse=True)
 def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the calls to backends and buckets; the tests of the preflight cover them."""
-    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "runs.submit.preflight.check_runs", lambda drafts, **_: [[] for _ in drafts]
+    )
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
 
@@ -163,7 +174,8 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("logs.txt", "logs.{format}")
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
-            .replace("{view}", "{view_id}"),
+            .replace("{view}", "{view_id}")
+            .replace("{sweep}", "{sweep_id}"),
         )
         for method, path in CALLS
     }
@@ -178,7 +190,13 @@ def path_of(path: str, run: Any) -> str:
     view = SavedView.objects.filter(name="shared").first()
     if "{view}" in path and view is None:
         view = saved_views.save(run.owner, name="shared", shared=True)
+    sweep, _ = Sweep.objects.get_or_create(
+        owner=run.owner,
+        submit_key="s",
+        defaults={"parameters": [], "metric": "eval_loss", "created_at": now},
+    )
     return path.format(
+        sweep=sweep.pk,
         run=run.pk,
         pool=run.pools.get().pk,
         alert=alert.pk,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard.api import auth, parser
+from dashboard.api import auth, document_text, parser
 from dashboard.api.site import api
 
 FOR_READERS = {
@@ -40,7 +40,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(text)
         return tomllib.loads(text) if len(text) < 5000 else {}
 
-    monkeypatch.setattr(parser.tomllib, "loads", loads)  # type: ignore[attr-defined]
+    monkeypatch.setattr(document_text.tomllib, "loads", loads)  # type: ignore[attr-defined]
     return seen
 
 
@@ -113,7 +113,7 @@ def test_dots_in_strings_and_comments_are_ignored() -> None:
         f"x = [1.5, '{dots}', 2.5]",
     ]
     for text in texts:
-        parser.check_toml_keys(text)
+        document_text.check_toml_keys(text)
         tomllib.loads(text)
 
 
@@ -157,8 +157,8 @@ def test_every_valid_toml_document_reveals_its_dotted_keys() -> None:
             continue
         if _deepest(result) >= 30:
             accepted += 1
-            with pytest.raises(parser.Unfit):
-                parser.check_toml_keys(text)
+            with pytest.raises(document_text.Unfit):
+                document_text.check_toml_keys(text)
     assert accepted > 50
 
 
@@ -171,13 +171,17 @@ def test_the_key_scan_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None
     minutes, so the test would time out."""
     for piece in (" ", "a", "a.", '"', "'", '"\\', '"""\\', "#", "\t.", '""" ', "'''' "):
         text = "".join(itertools.islice(itertools.cycle(piece), 200_000))
-        with contextlib.suppress(parser.Unfit):
-            parser.check_toml_keys(text)
+        with contextlib.suppress(document_text.Unfit):
+            document_text.check_toml_keys(text)
 
 
 @pytest.mark.parametrize(
     ("content_type", "limit"),
-    [(parser.TOML, parser.TOML_BYTES), ("application/json", parser.JSON_BYTES)],
+    [
+        (parser.TOML, document_text.TEXT_BYTES),
+        (parser.YAML, document_text.TEXT_BYTES),
+        ("application/json", document_text.JSON_BYTES),
+    ],
 )
 def test_a_body_over_the_limit_is_a_413(
     token_of: Callable[..., str], content_type: str, limit: int

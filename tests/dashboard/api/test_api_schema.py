@@ -88,7 +88,9 @@ def _bounded_memory() -> Iterator[None]:
 @pytest.fixture
 def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     # Generated URIs are not opened: other tests cover buckets and backends.
-    monkeypatch.setattr("runs.submit.preflight.check_run", lambda *_, **__: [])
+    monkeypatch.setattr(
+        "runs.submit.preflight.check_runs", lambda drafts, **_: [[] for _ in drafts]
+    )
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
     # Without a broker: waiting for it would take most of the time.
     monkeypatch.setattr("runs.task_queue._send", lambda *_: None)

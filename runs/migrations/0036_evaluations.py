@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0034_price_limits'),
+        ('runs', '0035_sweeps'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
