@@ -5,6 +5,8 @@ Transformers' ``save_pretrained``: ``config.json``, ``model.safetensors`` and th
 ``--push-to-hub NAME`` uploads the directory to the Hugging Face Hub with its own client and login
 (``hf auth login`` or ``HF_TOKEN``).
 
+A run that trained a LoRA adapter is exported as the adapter, for ``PeftModel.from_pretrained``.
+
 Supports runs of the ``huggingface`` workload and of Transformers' Trainer. A Trainer run does not
 record its tokenizer; pass ``--tokenizer``. The built-in byte-level GPT is not a Transformers model
 and cannot be exported; its weights are in the bucket as safetensors.
@@ -35,6 +37,7 @@ from diloco.command_line import add_common_options
 from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.evaluation.weights import load_into
+from diloco.integrations.peft import ADAPTER, write_adapter
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
@@ -75,10 +78,13 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
             )
     except MissingKey as error:
         raise ValueError(f"expected the object {error} that a manifest names, found none") from None
-    model = build(config)
-    load_into(model, tensors)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    if ADAPTER in config:
+        write_adapter(folder, config, tensors)
+    else:
+        model = build(config)
+        load_into(model, tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(folder)
     if loaded_tokenizer is not None:
         loaded_tokenizer.transformer.save_pretrained(folder)
     return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"

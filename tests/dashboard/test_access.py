@@ -183,10 +183,10 @@ def address(name: str, run: Run) -> str:
         args += [run.pk, run.checkpoints.get().pk]
     if name == "pool-scale":
         args.append(run.pools.get().pk)
-    if name in ("run-evaluation-change", "run-evaluation-remove", "run-evaluate"):
-        args.append(run.evaluation_plans.get().name)
     if name in ("sweep", "sweep-stop"):
         args.append(sweep_of(run).pk)
+    if name in ("run-evaluation-change", "run-evaluation-remove", "run-evaluate"):
+        args.append(run.evaluation_plans.get().name)
     query = {
         "run-series": "?of=loss",
         "replica-log": "?attempt=1",

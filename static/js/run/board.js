@@ -39,7 +39,8 @@ function number(name) {
 
 export function board(context, place) {
   const { store, page } = context;
-  const usual = place.dataset.usual ?? "step"; // the horizontal axis, unless the address has another
+  // The horizontal axis, unless the address has another.
+  const usual = place.dataset.usual ?? "step";
   const root = place.closest("[data-panel]") ?? page;
   const at = marked(
     place,

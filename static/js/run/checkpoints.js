@@ -59,7 +59,8 @@ export function evaluationList(context, panel) {
       heading.id = `h-${dataset.series}`;
       card.setAttribute("aria-labelledby", heading.id);
       setText(heading, dataset.title);
-      $("[data-chart]", card).setAttribute("aria-label", `${dataset.title}. Left and right arrows read the points.`);
+      const label = `${dataset.title}. Left and right arrows read the points.`;
+      $("[data-chart]", card).setAttribute("aria-label", label);
       $("[data-plots]", charts).append(card);
       charts.hidden = false;
       card.dispatchEvent(new Event("plot-added", { bubbles: true }));
