@@ -24,6 +24,7 @@ from archipelago import (
 )
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
+from archipelago.evaluation_parser import add_evaluation_commands
 from archipelago.frame_parser import (
     add_backend_options,
     add_frame_commands,
@@ -111,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     _add_write_commands(commands)
     add_frame_commands(commands, _counted)
     _add_tracker_commands(commands)
+    add_evaluation_commands(commands, _counted)
     return top
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from archipelago.errors import NotFound
+from archipelago.evaluation_rows import Evaluation, EvaluationAttempt, EvaluationPlan
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
 from archipelago.frame_client import FrameClient
 from archipelago.login import check_url, read_login
@@ -348,6 +349,33 @@ class Client(FrameClient):
 
     def stop_mirror(self, run: str, tracker: str) -> Done:
         return self._act(run, "mirrors/stop", tracker=tracker)
+
+    def evaluations(self, run: str) -> list[Evaluation]:
+        """The evaluations of the run's checkpoints, newest round first."""
+        return [Evaluation.of(row) for row in self._get(f"/runs/{quote(run)}/evaluations")]
+
+    def evaluation_attempts(self, run: str, evaluation: int) -> list[EvaluationAttempt]:
+        """The backend jobs of an evaluation, with the end of their logs."""
+        path = f"/runs/{quote(run)}/evaluations/{int(evaluation)}/attempts"
+        return [EvaluationAttempt.of(row) for row in self._get(path)]
+
+    def evaluation_plans(self, run: str) -> list[EvaluationPlan]:
+        path = f"/runs/{quote(run)}/evaluation-plans"
+        return [EvaluationPlan.of(row) for row in self._get(path)]
+
+    def save_evaluation_plan(self, run: str, plan: Mapping[str, Any]) -> EvaluationPlan:
+        """Evaluate the run's checkpoints, or change the evaluation with that ``name``."""
+        return EvaluationPlan.of(self._post(f"/runs/{quote(run)}/evaluation-plans", dict(plan)))
+
+    def remove_evaluation_plan(self, run: str, name: str) -> Done:
+        return self._act(run, "evaluation-plans/remove", name=name)
+
+    def evaluate(self, run: str, name: str, round: int | None = None) -> Done:
+        """Evaluate a checkpoint now, by default the newest."""
+        return self._act(run, "evaluate", name=name, round=round)
+
+    def cancel_evaluation(self, run: str, name: str, round: int) -> Done:
+        return self._act(run, "evaluate/cancel", name=name, round=round)
 
     def pause(self, run: str) -> Done:
         return self._act(run, "pause")

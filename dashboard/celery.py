@@ -42,6 +42,7 @@ _SCHEDULE: dict[str, tuple[str, float, int]] = {
     "launch": ("beat_launch", 5.0, 5),
     "webhooks": ("webhooks_due", 10.0, 10),
     "mirrors": ("mirrors_due", 5.0, 5),
+    "evaluations": ("evaluations_due", 5.0, 5),
     "uploads": ("forget_uploads", 3600.0, 600),
     "reap": ("reap", 60.0, 30),
     "budgets": ("evaluate_budgets", 20.0, 20),

@@ -5,6 +5,8 @@ Transformers' ``save_pretrained``: ``config.json``, ``model.safetensors`` and th
 ``--push-to-hub NAME`` uploads the directory to the Hugging Face Hub with its own client and login
 (``hf auth login`` or ``HF_TOKEN``).
 
+A run that trained a LoRA adapter is exported as the adapter, for ``PeftModel.from_pretrained``.
+
 Supports runs of the ``huggingface`` workload and of Transformers' Trainer. A Trainer run does not
 record its tokenizer; pass ``--tokenizer``. The built-in byte-level GPT is not a Transformers model
 and cannot be exported; its weights are in the bucket as safetensors.
@@ -29,13 +31,13 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from diloco.command_line import add_common_options
 from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
-from diloco.model import named_parameters
+from diloco.evaluation.weights import load_into
+from diloco.integrations.peft import ADAPTER, write_adapter
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
@@ -76,10 +78,13 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
             )
     except MissingKey as error:
         raise ValueError(f"expected the object {error} that a manifest names, found none") from None
-    model = build(config)
-    load(model, tensors)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    if ADAPTER in config:
+        write_adapter(folder, config, tensors)
+    else:
+        model = build(config)
+        load_into(model, tensors)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(folder)
     if loaded_tokenizer is not None:
         loaded_tokenizer.transformer.save_pretrained(folder)
     return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"
@@ -99,19 +104,6 @@ def build(config: Mapping[str, Any]) -> Any:
         make: Any = named
         return make._from_config(settings)
     return AutoModelForCausalLM.from_config(settings)
-
-
-def load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load all weights. A checkpoint has only trained tensors, a final export also has buffers."""
-    expected = {name: tuple(tensor.shape) for name, tensor in named_parameters.state(model)}
-    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    buffers = {name for name, _ in model.named_buffers()}
-    for name in sorted((expected.keys() - buffers) | actual.keys()):
-        if expected.get(name) != actual.get(name):
-            raise ValueError(
-                f"weights: expected {name} of shape {expected.get(name)}, found {actual.get(name)}"
-            )
-    model.load_state_dict(dict(tensors), strict=False)  # tied weights have one name
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:

@@ -21,7 +21,7 @@ from diloco.store.uris import check_rendezvous
 from diloco.telemetry.startup_timing import Startup
 from diloco.training.create_or_join import create_or_check
 from diloco.training.group import Group
-from diloco.training.join_options import JoinOptions
+from diloco.training.join_options import Frozen, JoinOptions, Publish
 from diloco.training.post_round import Evaluate
 from diloco.training.progress import OnRound, callbacks_of
 from diloco.training.sample import Sampler
@@ -38,6 +38,8 @@ def join(
     settings: GroupSettings | None = None,
     fresh: bool | str = False,
     buffers: Buffers | None = None,
+    frozen: Frozen = "equal",
+    publish: Publish = "model",
     evaluate: Evaluate | None = None,
     config: Mapping[str, Any] | None = None,
     sample: Sampler | None = None,
@@ -78,6 +80,12 @@ def join(
             statistics of BatchNorm. "average": they become the average of the replicas in each
             round, as part of the weights; all replicas must enter it. "local": each replica keeps
             its own. None: the first step that changes one raises :class:`ValueError`.
+        frozen: parameters without ``requires_grad``, which are never exchanged. "equal": all
+            replicas must have the same when they join, e.g. the same base model. "local": each has
+            its own, e.g. a teacher; all replicas must enter it.
+        publish: the final weights that the group stores. "model": the whole state dict of the
+            model. "exchanged": only what replicas exchange, i.e. trainable parameters and averaged
+            buffers, e.g. the adapters of a frozen base model, which then never leaves the machine.
         evaluate: returns (mean loss in nats per token, tokens evaluated). Called with the global
             weights in the model, on the replica that is scheduled to evaluate.
         config: stored as ``config.json`` beside the final weights.
@@ -121,6 +129,8 @@ def join(
             model=model,
             inner_optimizers=optimizers_of(inner_optimizer),
             buffers=buffers,
+            frozen=frozen,
+            publish=publish,
             evaluate=evaluate,
             config=config or {},
             sample=sample,

@@ -16,6 +16,7 @@ from runs.actions import deletion
 from runs.alerts import webhooks
 from runs.backends import health, shared_breakers, storage_health
 from runs.backends.redis_lock import lease
+from runs.evaluations import advance, schedule
 from runs.exceptions import LaunchLater
 from runs.export import hub_upload
 from runs.ingest import ingest_pass
@@ -37,6 +38,8 @@ DELETE_S = 900
 :func:`reap` enqueues a killed deletion again."""
 MIRROR_S = 300
 """Time limit of one pass to a tracker; below the time after which a pass is due again."""
+EVALUATION_S = 240
+"""Time limit of one step of an evaluation; below the time after which a step is due again."""
 EXPORT_S = 3600
 """Time limit for uploading a checkpoint."""
 
@@ -224,6 +227,22 @@ def mirror_run(mirror_id: str) -> None:
     with lease(f"mirror:{mirror_id}") as held, shared_breakers.slot("trackers") as free:
         if held and free:
             mirror.mirror(mirror_id)
+
+
+@shared_task
+def evaluations_due() -> None:
+    schedule.call_for_due()
+
+
+# Acknowledged early: a step whose worker was killed is due again after the claim of the step.
+@shared_task(acks_late=False, soft_time_limit=EVALUATION_S - 60, time_limit=EVALUATION_S)
+def advance_evaluation(evaluation_id: int) -> None:
+    """Make the next step of an evaluation, one at a time for each run."""
+    run_id = schedule.run_of(evaluation_id)
+    if run_id is not None:
+        with about(run=run_id), lease(f"evaluate:{run_id}") as held:
+            if held:
+                advance.advance(evaluation_id)
 
 
 @shared_task

@@ -15,8 +15,8 @@ import pytest
 
 from tests.wheel import PACKED, ROOT, build_wheel
 
-COMES_WITH = {"azure": "adlfs", "botocore": "s3fs"}
-"""Import name -> the declared distribution that depends on it."""
+COMES_WITH = {"azure": "adlfs", "botocore": "s3fs", "lm_eval": "lm-eval"}
+"""Import name -> the declared distribution that has it or depends on it."""
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_without_torch_the_error_names_the_package_to_install(installed: Path) -
     assert done.stderr.endswith(f"ModuleNotFoundError: {message}\n")
 
 
-@pytest.mark.parametrize("name", ["export", "generate", "replica", "syncer"])
+@pytest.mark.parametrize("name", ["evaluate", "export", "generate", "replica", "syncer"])
 def test_without_torch_a_command_is_one_line(installed: Path, name: str) -> None:
     done = run(
         installed,

@@ -46,7 +46,7 @@ def start(
     context.set_forkserver_preload(PRELOADED)
     words = [str(argument) for argument in arguments]
     process = context.Process(
-        target=_execute, args=(words, dict(env), cwd or Path.cwd(), output, errors or output)
+        target=execute, args=(words, dict(env), cwd or Path.cwd(), output, errors or output)
     )
     process.start()
     return process
@@ -81,7 +81,7 @@ def wait(processes: Sequence[BaseProcess], timeout_s: float = 600.0) -> list[int
     return [process.exitcode or 0 for process in processes]
 
 
-def _execute(
+def execute(
     arguments: list[str], env: dict[str, str], cwd: Path, output: Path, errors: Path
 ) -> None:
     """Become the program, in the forked process."""

@@ -113,7 +113,7 @@ def list_series(request: HttpRequest, run_id: RunId) -> Any:
 def get_points(
     request: HttpRequest,
     run_id: RunId,
-    series: Annotated[str, Query(min_length=1, max_length=32, pattern=NO_NUL)],
+    series: Annotated[str, Query(min_length=1, max_length=100, pattern=NO_NUL)],
     replica: OfReplica = None,
     after_step: Annotated[int, Query(ge=-1, le=LARGE)] = -1,
     max_points: Annotated[int, Query(ge=1, le=MAX_POINTS)] = 2000,

@@ -16,6 +16,7 @@ from dashboard.api import (
     accounts,
     actions,
     alerts,
+    evaluations,
     exports,
     fleet,
     lifecycle,
@@ -62,7 +63,7 @@ api = Api(
 problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
-    *(alerts, search, money, accounts, people, trackers, sweeps),
+    *(alerts, search, money, accounts, people, trackers, sweeps, evaluations),
 ):
     api.add_router("", part.router)
 

@@ -17,6 +17,7 @@ from dashboard.presentation.formats import exact
 from dashboard.views.access import run_to_see
 from dashboard.views.activity import activity_context
 from dashboard.views.checkpoints import checkpoint_context
+from dashboard.views.evaluations import evaluation_context
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from runs import permissions
@@ -37,6 +38,7 @@ TABS = (
     "logs",
     "system",
     "checkpoints",
+    "evaluations",
     "settings",
     "activity",
 )
@@ -78,6 +80,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "fragments": range(fragments) if fragments > 1 else None,
         "arguments": json.dumps(run.workload.get("arguments", {})),
         **checkpoint_context(request, run),
+        **evaluation_context(run),
         **failure_context(request, run),
     }
     return render(request, "runs/detail.html", context)

@@ -7,6 +7,9 @@ Trainer when the run ends, and leaves the group if the Trainer ends earlier. The
 data, inner optimizer and learning rate. Its schedule follows the steps of the *run*, so that a
 replica that joins late does not warm up again.
 
+Of a PEFT model replicas exchange only the adapter, and the base model never leaves them: the final
+weights are the adapter. ``trl.SFTTrainer`` is a Trainer, so the callback serves it too.
+
 Trainer callbacks receive neither batches nor losses. A forward hook on the model reads the labels
 and the loss instead, which is exact with gradient accumulation, padding and unequal batches.
 
@@ -18,22 +21,27 @@ relaunched process (``resume_from_checkpoint``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from diloco.group import Group, join
-from diloco.model.named_parameters import bare
+from diloco.integrations.member import Member
+from diloco.integrations.peft import adapter_config, is_adapted
+from diloco.integrations.schedules import follow
+from diloco.model.named_parameters import bare, trained
 
 _IGNORED = -100
 """The label that Transformers' losses ignore."""
+_FUSED = {"log_probs", "label_mask"}
+"""Outputs of models under TRL's SFTTrainer, which computes its loss from them: log probabilities of
+the labels, and where there are labels. Both are 0 elsewhere."""
 
 
-class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is untyped
+class DiLoCoCallback(Member, TrainerCallback):  # type: ignore[misc]  # the base is untyped
     """Makes a Trainer a replica of the group at ``uri``.
 
     ``replica`` is the number of the replica, by default ``REPLICA_RANK``. With ``trainer``, rounds
@@ -53,7 +61,6 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         trainer: Trainer | None = None,
         **options: Any,
     ) -> None:
-        self.group: Group | None = None
         self._uri = uri
         self._replica = replica
         self._trainer = trainer
@@ -79,27 +86,30 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         self._meter = meter = _Meter(bare(model))
         options: dict[str, Any] = {
             "config": _config(model),
+            "publish": "exchanged" if is_adapted(model) else "model",
             "stateful": {"lr_scheduler": scheduler},
         }
         if self._trainer is not None and self._trainer.eval_dataset is not None:
             options["evaluate"] = self._evaluate
         try:
-            self.group = join(
-                self._uri,
-                replica=self._replica,
-                model=model,
-                # accelerate's wrapper can skip steps; the wrapped optimizer has the state.
-                inner_optimizer=getattr(optimizer, "optimizer", optimizer),
-                **{**options, **self._options},
+            group = self._enter(
+                join(
+                    self._uri,
+                    replica=self._replica,
+                    model=model,
+                    # accelerate's wrapper can skip steps; the wrapped optimizer has the state.
+                    inner_optimizer=getattr(optimizer, "optimizer", optimizer),
+                    **{**options, **self._options},
+                )
             )
         except BaseException:
             meter.remove()
             raise
-        self._logged_round = self.group.round - 1
-        follow(scheduler, self.group.schedule_step)
-        if self.group.done:  # the run has ended; the Trainer checks the flag only after a step
+        self._logged_round = group.round - 1
+        follow(scheduler, group.schedule_step)
+        if group.done:  # the run has ended; the Trainer checks the flag only after a step
             control.should_training_stop = True
-            self._final = [parameter.detach().clone() for parameter in model.parameters()]
+            self._final = [parameter.detach().clone() for _, parameter in trained(model)]
         return control
 
     def on_step_end(
@@ -113,7 +123,8 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         assert group is not None and meter is not None
         if group.done:
             with torch.no_grad():
-                for parameter, final in zip(kwargs["model"].parameters(), self._final, strict=True):
+                parameters = trained(kwargs["model"])
+                for (_, parameter), final in zip(parameters, self._final, strict=True):
                     parameter.copy_(final)
             control.should_training_stop = True
             return control
@@ -148,15 +159,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # the base is unty
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.remove()
-            if self.group is not None:
-                kind = None if error is None else type(error)
-                self.group.__exit__(kind, error, None if error is None else error.__traceback__)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(error)
+        super().close(error)
 
     # -- with a Trainer --------------------------------------------------------------------------
 
@@ -220,6 +223,10 @@ class _Meter:
         if not (model.training and torch.is_grad_enabled()):
             self.evaluated = self.evaluated + tokens
             return
+        if isinstance(output, Mapping) and output.keys() >= _FUSED:
+            self._tokens = self._tokens + output["label_mask"].sum()
+            self._loss_sum = self._loss_sum - output["log_probs"].detach().float().sum()
+            return
         loss = output.get("loss") if isinstance(output, Mapping) else output[0]
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
@@ -245,24 +252,6 @@ class _Meter:
 
 def _count_labels(labels: Tensor) -> Tensor:
     return labels.ne(_IGNORED).sum()
-
-
-def follow(scheduler: Any, step: int) -> None:
-    """Set the learning rates to those of step ``step`` of the run, counted from 0.
-
-    Applies to schedules that are a function of the step: all of Transformers' except those that
-    monitor a metric, which are not changed.
-    """
-    if not isinstance(scheduler, LambdaLR) or scheduler.last_epoch == step:
-        return
-    scheduler.last_epoch = step
-    rates = [
-        base * factor(step)
-        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    ]
-    for settings, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-        settings["lr"] = rate
-    scheduler._last_lr = rates
 
 
 def _shifts_labels(model: nn.Module) -> bool:
@@ -293,7 +282,9 @@ def _check(args: TrainingArguments) -> None:
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
-    """Return the ``config.json`` that ``from_pretrained`` reads."""
+    """Return the ``config.json`` that ``from_pretrained`` reads, or that of an adapter."""
+    if is_adapted(model):
+        return adapter_config(model)
     inside = bare(model)
     describe = getattr(getattr(inside, "config", None), "to_dict", None)
     if not callable(describe):

@@ -49,7 +49,7 @@ class BufferCheck:
         self._choice = choice
         buffers = exchangeable(model)
         self._held = {name: buffer for name, buffer in buffers if choice == "average"}
-        self._digests = {name: _digest(buffer) for name, buffer in buffers if choice is None}
+        self._digests = {name: tensor_digest(buffer) for name, buffer in buffers if choice is None}
         sharded = [name for name in self._held if is_sharded(self._held[name])]
         if sharded:
             raise ValueError(
@@ -84,7 +84,7 @@ class BufferCheck:
         changed = [
             name
             for name, before in self._digests.items()
-            if name in now and _digest(now[name]) != before
+            if name in now and tensor_digest(now[name]) != before
         ]
         if changed:
             raise ValueError(
@@ -96,7 +96,7 @@ class BufferCheck:
             )
 
 
-def _digest(buffer: Tensor) -> str:
-    """Return the digest of the part of a buffer that this rank holds."""
-    data = local(buffer).cpu().contiguous().reshape(-1).view(torch.uint8)
+def tensor_digest(tensor: Tensor) -> str:
+    """Return the digest of the bytes of a tensor, or of the part of it that this rank holds."""
+    data = local(tensor).cpu().contiguous().reshape(-1).view(torch.uint8)
     return content_digest(memoryview(data.numpy()))  # type: ignore[arg-type]

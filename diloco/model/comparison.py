@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
+from diloco.protocol.records import FrozenEntry
+
 
 class Described(Protocol):
     """Name, shape and dtype of a tensor."""
@@ -20,9 +22,13 @@ class Described(Protocol):
     def dtype(self) -> str: ...
 
 
-def described(tensors: Iterable[Described]) -> list[str]:
-    """Return one text for each tensor: name, shape and dtype."""
-    return [f"{tensor.name} {list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+def described(tensors: Iterable[Described], frozen: Iterable[FrozenEntry] = ()) -> list[str]:
+    """Return one text for each tensor: name, shape and dtype; for a frozen one also a digest."""
+    trained = [f"{tensor.name} {list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
+    return trained + [
+        f"{entry.name} {list(entry.shape)} {entry.dtype}, frozen, digest {entry.digest[:16]}"
+        for entry in frozen
+    ]
 
 
 def first_difference(expected: Sequence[str], found: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from diloco.model import named_parameters
 from diloco.model.buffers import exchangeable
 from diloco.model.fragments import Slot, Table
+from diloco.model.frozen import frozen_parameters
 from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
+from diloco.protocol.records import FrozenEntry
 
 CHUNK = 2**22
 """Elements of a parameter that are read at a time to avoid a temporary of a fragment's size."""
@@ -42,7 +45,8 @@ class Layout:
     """The trained parameters of a model as one flat fp32 vector, ordered by fragment and by model
     order within a fragment (:class:`~diloco.model.fragments.Table`).
 
-    Frozen parameters are not included; a tied parameter appears once. With ``buffers``, those that
+    Frozen parameters are not included, and only compared (``frozen``); a tied parameter appears
+    once. With ``buffers``, those that
     replicas average (:mod:`diloco.model.buffers`) are included after the parameters. With FSDP2 the
     vector still contains the full parameters: :meth:`read` is a collective operation of all ranks
     of the mesh, and :meth:`write` takes the full vector on each rank.
@@ -59,6 +63,7 @@ class Layout:
         fragments: int = 1,
         pattern: str = "strided",
         buffers: bool = False,
+        compare_frozen: bool = True,
     ) -> None:
         embeddings = {
             id(parameter)
@@ -82,10 +87,19 @@ class Layout:
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
+        self.compares_frozen = compare_frozen
+        """Whether the frozen parameters must be equal in all replicas."""
+        self._model = model
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
         self._parameters = [tensors[index] for index in self.table.order]
         self._sharding = named_parameters.sharding_modules(model)
+
+    @cached_property
+    def frozen(self) -> tuple[FrozenEntry, ...]:
+        """The frozen parameters that are compared. The first use reads them, for sharded ones in a
+        collective operation of all ranks (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
+        return frozen_parameters(self._model) if self.compares_frozen else ()
 
     @property
     def slots(self) -> tuple[Slot, ...]:

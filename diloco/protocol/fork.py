@@ -92,6 +92,7 @@ def fork_checkpoint(
         outer=outer_copy,
         tokens_total=0,
         wall_s=wall_s,
+        frozen=manifest.frozen,
     )
     into.create(keys.checkpoint_manifest(0), copy.to_bytes())
     return copy

@@ -22,7 +22,10 @@ TELEMETRY = "telemetry/"
 FINAL = "final/"
 UNITS = "units/"
 HELD_UNITS = "units/held/"
+EVALUATIONS = "evaluations/"
 FINAL_MANIFEST = "final/manifest.json"
+
+EVALUATION_NAME_DIGITS = 16
 
 LAST_REPLICA = 99_999
 LAST_ROUND = 99_999_999
@@ -292,6 +295,12 @@ def parse_held_units(key: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+def evaluation(round: int, name: str) -> str:
+    """Return the key of the result of an evaluation
+    (:attr:`diloco.protocol.evaluation.EvaluationSpec.name`) of the weights after ``round``."""
+    return f"{EVALUATIONS}{round:08d}.{name}.json"
+
+
 def preflight(nonce: str, part: str = "") -> str:
     """Return a key for :mod:`diloco.preflight`; ``nonce`` (16 hex digits) separates concurrent
     checks."""
@@ -321,6 +330,7 @@ class Kind(StrEnum):
     JOURNAL = "journal"
     FINAL = "final"
     UNIT = "unit"
+    EVALUATION = "evaluation"
     PREFLIGHT = "preflight"
 
 
@@ -350,6 +360,7 @@ _KINDS = {
         rf"|{_R}\.{_I}/(?:model\.safetensors|(?:config|summary|sample)\.json))"
     ),
     Kind.UNIT: rf"units/(?:plan\.json|held/{_R}\.{_I}\.json|{_U}/{_U}/{_U}\.json)",
+    Kind.EVALUATION: rf"evaluations/{_N}\.[0-9a-f]{{{EVALUATION_NAME_DIGITS}}}\.json",
     Kind.PREFLIGHT: r"preflight/[0-9a-f]{16}(?:\.(?:parts|create|race))?",
 }
 _KIND = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _KINDS.items()))
@@ -357,7 +368,7 @@ _FOLDERS = re.compile(
     rf"code|members(?:/{_R}(?:/{_I})?)?|rounds(?:/{_N}(?:/(?:contributions|reduced))?)?"
     rf"|packs(?:/1)?|checkpoints(?:/{_N}(?:/{_R}\.{_I})?)?|state(?:/{_R}(?:/{_I}\.{_N})?)?"
     rf"|telemetry(?:/{_R}(?:/{_I})?)?|control(?:/journal)?|final(?:/{_R}\.{_I})?|preflight"
-    rf"|units(?:/held|/{_U}(?:/{_U})?)?"
+    rf"|units(?:/held|/{_U}(?:/{_U})?)?|evaluations"
 )
 
 

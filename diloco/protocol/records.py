@@ -316,12 +316,23 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrozenEntry:
+    """One frozen parameter, which replicas do not exchange. ``digest`` is the content digest of its
+    bytes, '' if its values were not in memory."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointManifest(Record):
     """Create-once: one writer's objects with the global weights and outer state after ``round``.
 
     Version 2 is read too, so that a run of that version can be forked.
-    ``base_rounds`` is the newest committed round of each fragment; ``tensors`` lists the model's
-    tensors in the model's order.
+    ``base_rounds`` is the newest committed round of each fragment; ``tensors`` lists the trained
+    tensors and ``frozen`` the frozen parameters, if there are any, in the model's order.
     """
 
     LIMIT: ClassVar[int] = 16 * MEBIBYTE
@@ -337,6 +348,7 @@ class CheckpointManifest(Record):
     outer: StoredObject | None
     tokens_total: int
     wall_s: float
+    frozen: tuple[FrozenEntry, ...] | None = field(default=None, metadata={OPTIONAL: True})
 
     def __post_init__(self) -> None:
         _named_below(f"checkpoints/{self.round:08d}/", self.weights, self.outer)

@@ -7,6 +7,7 @@ part.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
@@ -156,10 +157,11 @@ class Ranks:
     def compare(self, layout: Layout) -> None:
         """Check that all ranks have one model. Raises :class:`ModelMismatch` on all of them, which
         names the first parameter of each rank that differs from the leader's."""
-        hashes = self.channel.texts(layout.model_hash)
+        own = described(layout.tensors, layout.frozen)
+        frozen = hashlib.sha256("\n".join(own).encode()).hexdigest()
+        hashes = self.channel.texts(f"{layout.model_hash} {frozen}")
         if len(set(hashes)) == 1:
             return
-        own = described(layout.tensors)
         leaders = json.loads(self.channel.text(json.dumps(own)))
         differences = self.channel.texts(first_difference(leaders, own))
         self.channel.broken = True

@@ -154,7 +154,8 @@ class LeaderGroup(Group):
 
     def _final_tensors(self) -> dict[str, Tensor]:
         self._ranks.all_reduce(StepMessage(operation=Operation.FINAL))
-        return {name: tensor.cpu() for name, tensor in named_parameters.state(self._model)}
+        state = named_parameters.state(self._model)
+        return self._published((name, tensor.cpu()) for name, tensor in state)
 
     def step(
         self,

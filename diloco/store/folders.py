@@ -27,6 +27,7 @@ FOLDERS = frozenset(
         "checkpoints",
         "code",
         "control",
+        "evaluations",
         "final",
         "members",
         "packs",

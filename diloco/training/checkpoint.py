@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diloco.errors import DamagedObject, ModelMismatch, ReplicaError
-from diloco.model.comparison import described, first_difference
+from diloco.errors import DamagedObject, ReplicaError
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer, digest
 from diloco.model.outer_rules import COMMITTED_TOTAL
@@ -35,6 +34,7 @@ from diloco.protocol.records import (
 )
 from diloco.protocol.round_view import Totals
 from diloco.store.base import MissingKey, Store
+from diloco.training.model_check import check_model
 from diloco.training.stored_objects import load_tensors, put_object, put_tensors
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def save_checkpoint(
         outer=stored_outer,
         tokens_total=totals.tokens,
         wall_s=wall_s,
+        frozen=layout.frozen or None,
     )
     check()
     if replace:
@@ -106,7 +107,7 @@ def _may_name(store: Store, round: int, identity: Identity) -> bool:
     """Return whether the existing manifest of a round names the objects of this process, which can
     have written the same checkpoint before; True for one that cannot be read."""
     try:
-        return _read_manifest(store, round).writer == identity
+        return read_manifest(store, round).writer == identity
     except MissingKey:
         return False
     except Damaged:
@@ -123,14 +124,14 @@ def manifests(store: Store) -> Iterator[CheckpointManifest]:
     for round in reversed(manifest_rounds(store)):
         key = keys.checkpoint_manifest(round)
         try:
-            yield _read_manifest(store, round)
+            yield read_manifest(store, round)
         except Damaged as error:
             log.error("%s; trying an older checkpoint", error)
         except MissingKey:
             log.warning("%s was deleted after it was listed", key)
 
 
-def _read_manifest(store: Store, round: int) -> CheckpointManifest:
+def read_manifest(store: Store, round: int) -> CheckpointManifest:
     return read_record(
         store,
         keys.checkpoint_manifest(round),
@@ -150,11 +151,11 @@ def load_checkpoint(
 ) -> Restored:
     """Load a checkpoint: the optimizer state into ``outer``; return the rest.
 
-    Raises :class:`ModelMismatch` for a checkpoint of another model, :class:`MissingKey` if it was
-    deleted after its manifest was read, and :class:`DamagedObject` if an object is damaged.
+    Raises :class:`~diloco.errors.ModelMismatch` for a checkpoint of another model or other frozen
+    parameters, :class:`MissingKey` if it was deleted after its manifest was read, and
+    :class:`DamagedObject` if an object is damaged.
     """
-    if manifest.model_hash != layout.model_hash:
-        raise ModelMismatch(_difference(manifest, layout))
+    check_model(manifest, layout)
     weights = torch.empty(layout.numel, dtype=outer.weights_dtype)
     views = layout.split(weights)
     missing = dict(views)
@@ -208,23 +209,6 @@ def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, nu
         raise DamagedObject(f"{described.key}: expected one number {COMMITTED_TOTAL!r}, found none")
     outer.vectors.update({name: vector.to(outer.state_dtype) for name, vector in state.items()})
     return int(count)
-
-
-def _difference(manifest: CheckpointManifest, layout: Layout) -> str:
-    """Describe how the group's model and the local one differ, for :class:`ModelMismatch`."""
-    remedy = ". Build the group's model, or enter another URI for a new group"
-    if manifest.round == 0:
-        remedy = (
-            f". Replica {manifest.writer.replica} joined first and defined the group's model. If "
-            "that model is wrong and no round is committed, stop the replicas and run "
-            "python -m diloco.init URI --replace-model"
-        )
-    fingerprints = (
-        f"expected the group's model with fingerprint {manifest.model_hash}, found "
-        f"{layout.model_hash}: "
-    )
-    difference = first_difference(described(manifest.tensors), described(layout.tensors))
-    return f"{fingerprints}{difference or 'equal parameters, but different embeddings'}{remedy}"
 
 
 SWEPT_AGAIN = 3

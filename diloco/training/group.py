@@ -22,7 +22,7 @@ import logging
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -418,7 +418,14 @@ class Group:
         self._loop.state.discard_local()
 
     def _final_tensors(self) -> dict[str, Tensor]:
-        return dict(named_parameters.state(self._model))
+        return self._published(named_parameters.state(self._model))
+
+    def _published(self, state: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the final weights of the model's ``state``, all of which is consumed."""
+        if self._options.publish == "model":
+            return dict(state)
+        exchanged = {slot.name for slot in self._loop.state.layout.tensors}
+        return {name: tensor for name, tensor in state if name in exchanged}
 
     def _check(self) -> None:
         self._lease.check_fence()

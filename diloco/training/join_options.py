@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -19,6 +19,13 @@ from diloco.telemetry.startup_timing import Startup
 from diloco.training.post_round import Evaluate
 from diloco.training.progress import OnRound, OnStatus, ignore_status
 from diloco.training.sample import Sampler
+
+Publish = Literal["model", "exchanged"]
+"""model: the final weights are the whole state dict. exchanged: they are what replicas exchange, so
+that frozen parameters never leave the machine."""
+Frozen = Literal["equal", "local"]
+"""equal: the frozen parameters of all replicas must be equal when they join. local: each has its
+own, e.g. a teacher that follows the trained parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +42,22 @@ class JoinOptions:
     heartbeat_interval_s: float | None = None
     telemetry_interval_s: float = TELEMETRY_INTERVAL_S
     buffers: Buffers | None = None
+    frozen: Frozen = "equal"
+    publish: Publish = "model"
     stateful: Mapping[str, Stateful] | None = None
     on_round: OnRound | None = None
     on_status: OnStatus = ignore_status
     graceful_shutdown: GracefulShutdown | None = None
     startup: Startup | None = None
     clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (("frozen", Frozen), ("publish", Publish)):
+            expected, found = get_args(choices), getattr(self, name)
+            if found not in expected:
+                raise ValueError(
+                    f"{name}: expected {expected[0]!r} or {expected[1]!r}, found {found!r}"
+                )
 
 
 def layout_options(settings: GroupSettings, options: JoinOptions) -> dict[str, Any]:
@@ -50,4 +67,5 @@ def layout_options(settings: GroupSettings, options: JoinOptions) -> dict[str, A
         "fragments": settings.num_fragments,
         "pattern": settings.fragment_pattern,
         "buffers": options.buffers == "average",
+        "compare_frozen": options.frozen == "equal",
     }

@@ -33,7 +33,7 @@ from runs.credentials.kinds import (
 )
 from runs.credentials.replica_env import store_environment
 from runs.credentials.vault import DecryptionError, open_credential, seal
-from runs.models import Credential, ReplicaPool, Run
+from runs.models import Credential, EvaluationPlan, ReplicaPool, Run
 from runs.submit.bucket_check import missing_operation
 from runs.transitions import clean_text
 
@@ -119,7 +119,8 @@ def used_by(credential: Credential) -> list[str]:
     """Names of the runs that use it, newest first. Ended runs count: their buckets are still
     read."""
     pools = ReplicaPool.objects.filter(credential=credential).values("run_id")
-    runs = Run.objects.filter(Q(store_credential=credential) | Q(pk__in=pools))
+    plans = EvaluationPlan.objects.filter(credential=credential).values("run_id")
+    runs = Run.objects.filter(Q(store_credential=credential) | Q(pk__in=pools) | Q(pk__in=plans))
     return [run.name for run in runs]
 
 

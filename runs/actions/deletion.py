@@ -16,6 +16,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
+
+from django.utils import timezone
 
 from diloco.protocol import keys, ownership
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
@@ -29,12 +32,14 @@ from diloco.store.base import (
     StoreDenied,
     StoreUnavailable,
 )
+from runs.actions import evaluations
 from runs.backends.parallel_calls import call_all
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import folder_store, store_for
 from runs.models import Event, Run
 from runs.states import RUN_ENDED
 from runs.submit.prefixes import inside
+from runs.times import has_passed
 from runs.transitions import clean_text, record_event
 
 logger = logging.getLogger(__name__)
@@ -46,6 +51,9 @@ PLAN_S = 5.0
 """Seconds after which a plan stops counting pages."""
 SLICE_S = 30.0
 """Seconds after which a deletion stops and is continued by the next task."""
+WAIT_FOR_EVALUATIONS = timedelta(minutes=10)
+"""How long jobs of evaluations, which write into the bucket, are waited for. After that the reaper
+ends them."""
 NAMED = 20
 """Kept objects that a plan lists by name."""
 NAME_LENGTH = 300
@@ -175,6 +183,10 @@ def delete_run(run_id: str) -> None:
     run = Run.objects.filter(pk=run_id, delete_requested_at__isnull=False).first()
     if run is None or run.state not in RUN_ENDED:
         return
+    assert run.delete_requested_at is not None
+    waited = has_passed(run.delete_requested_at, WAIT_FOR_EVALUATIONS, timezone.now())
+    if evaluations.cancel_all(run) and not waited:
+        raise LaunchLater("the evaluations of the run are being cancelled")
     if run.delete_objects:
         try:
             refusal = _delete_objects(run, store_for(run))

@@ -15,7 +15,7 @@ from executors.base import ExecutorError, LogLine, ReplicaHandle
 from executors.loading import wait_loaded
 from runs.backends.executors import executor_of
 from runs.backends.parallel_calls import CallTimeout, call_all
-from runs.models import ReplicaAttempt
+from runs.models import Credential, ReplicaAttempt
 from runs.redaction import redact
 
 LINES = 1000
@@ -51,12 +51,24 @@ def read_log(attempt: ReplicaAttempt, *, after: str = "", lines: int = LINES) ->
         return LogTail(unknown="the attempt has no job yet")
     pool = attempt.replica.pool
     handle = ReplicaHandle(**attempt.handle)
+    return read_job_log(handle, pool.backend, pool.credential, after=after, lines=lines)
+
+
+def read_job_log(
+    handle: ReplicaHandle,
+    backend: str,
+    credential: Credential | None,
+    *,
+    after: str = "",
+    lines: int = LINES,
+) -> LogTail:
+    """Fetch the newest ``lines`` of a job after the position ``after``."""
 
     def tail() -> LogTail:
-        executor = executor_of(pool.backend, pool.credential)
+        executor = executor_of(backend, credential)
         return _newest(executor.logs(handle, after=after), after=after, lines=lines)
 
-    wait_loaded({pool.backend})
+    wait_loaded({backend})
     result = call_all({"log": tail})["log"]
     if isinstance(result, LogTail):
         return LogTail(

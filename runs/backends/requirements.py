@@ -34,6 +34,9 @@ KINDS = {"huggingface": ("transformers==5.23.0", "tokenizers==0.23.3", "datasets
 """Further packages by kind of workload. Not in the lock file, because most replicas do not need
 them; the versions are those of ``requirements/dev.txt``."""
 
+LM_EVAL = "lm-eval==0.4.13"
+"""Needed by evaluations with benchmark tasks; the version of ``requirements/dev.txt``."""
+
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==[^;]+(;.+)?")
 
 
@@ -46,6 +49,11 @@ def replica_requirements(run: Run, *, remote: bool) -> tuple[str, ...]:
     clients = CLIENTS.get(urlsplit(run.rendezvous).scheme, ())
     lines = [line for name in (*LIBRARY, *clients) for line in pins[_normal(name)]]
     return (TORCH, *lines, *KINDS.get(run.workload.get("kind", ""), ()), *own)
+
+
+def evaluation_requirements(run: Run, *, remote: bool, tasks: bool) -> tuple[str, ...]:
+    """pip requirements of an evaluation of the run."""
+    return (*replica_requirements(run, remote=remote), *((LM_EVAL,) if tasks else ()))
 
 
 @lru_cache(maxsize=1)

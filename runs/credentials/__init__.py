@@ -12,13 +12,19 @@ environment, because one process uses several credentials at once.
 """
 
 from runs.credentials.kinds import check_store
-from runs.credentials.replica_env import Opened, replica_secrets, store_environment
+from runs.credentials.replica_env import (
+    Opened,
+    job_secrets,
+    replica_secrets,
+    store_environment,
+)
 from runs.credentials.vault import DecryptionError, open_credential
 
 __all__ = [
     "DecryptionError",
     "Opened",
     "check_store",
+    "job_secrets",
     "open_credential",
     "replica_secrets",
     "store_environment",

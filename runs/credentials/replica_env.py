@@ -69,9 +69,16 @@ class Opened:
 
 
 def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> Opened:
-    """Environment variables with which an attempt of a replica opens the rendezvous of ``run``.
+    """:func:`job_secrets` of an attempt of a replica."""
+    name = f"{run.pk.hex[:12]}-{replica.number}"
+    return job_secrets(run, replica.pool.backend, name=name, lifetime_s=lifetime_s)
 
-    ``lifetime_s`` is the longest duration of the attempt, None if unlimited.
+
+def job_secrets(run: Run, backend: str, *, name: str, lifetime_s: float | None) -> Opened:
+    """Environment variables with which a job on ``backend`` opens the rendezvous of ``run``.
+
+    ``name`` is that of the job's session of a role. ``lifetime_s`` is the longest duration of the
+    attempt, None if unlimited.
 
     Raises :class:`executors.base.AccountError` and :class:`~executors.base.RetryLater`.
     """
@@ -79,7 +86,6 @@ def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> 
     if not family:
         return Opened()
     credential = run.store_credential
-    backend = replica.pool.backend
     if credential is None:
         description = DESCRIPTIONS[backend]
         if description.on_server:  # its jobs inherit the server's environment
@@ -95,7 +101,7 @@ def replica_secrets(run: Run, replica: Replica, *, lifetime_s: float | None) -> 
             credential.options,
             environment,
             uri=run.rendezvous,
-            name=f"{run.pk.hex[:12]}-{replica.number}",
+            name=name,
             lifetime_s=lifetime_s,
         )
         redaction.remember(session.secrets, passing=True)

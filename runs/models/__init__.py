@@ -14,6 +14,7 @@ from runs.models.archive import Archive
 from runs.models.audit import AuditEntry
 from runs.models.budget import Budget
 from runs.models.credential import Credential
+from runs.models.evaluation import Evaluation, EvaluationAttempt, EvaluationPlan
 from runs.models.event import Event
 from runs.models.ingest import IngestState, QuarantinedRecord
 from runs.models.journal import Journal
@@ -38,6 +39,9 @@ __all__ = [
     "Checkpoint",
     "Contribution",
     "Credential",
+    "Evaluation",
+    "EvaluationAttempt",
+    "EvaluationPlan",
     "Event",
     "ExperimentTracker",
     "IngestState",

@@ -45,7 +45,7 @@ class MetricBlock(models.Model):
     replica = models.ForeignKey(
         Replica, on_delete=models.CASCADE, related_name="metric_blocks", null=True
     )
-    series = models.CharField(max_length=32)
+    series = models.CharField(max_length=100)
     level = models.PositiveSmallIntegerField(default=0)
     index = models.PositiveIntegerField()
     count = models.PositiveIntegerField(default=0)

@@ -19,7 +19,7 @@ from django.db.models import Q, Sum
 from executors.base import JobState
 from runs.backends import price_settings
 from runs.bulk import update_row
-from runs.models import ReplicaAttempt, Run, money
+from runs.models import EvaluationAttempt, ReplicaAttempt, Run, money
 from runs.reconcile.context import ReconcileContext
 
 TRAFFIC_STEP_USD = 0.001
@@ -67,17 +67,26 @@ def add_up(context: ReconcileContext) -> None:
     """Update the costs of this tick's attempts and the run's total."""
     changed = [attempt for attempt in context.attempts if _update_cost(attempt, context)]
     run = context.run
-    traffic = traffic_usd(run)
-    has_moved = abs(traffic - run.traffic_usd) >= TRAFFIC_STEP_USD
+    has_moved = abs(traffic_usd(run) - run.traffic_usd) >= TRAFFIC_STEP_USD
     if not changed and not has_moved:
         return
     if changed:
         ReplicaAttempt.objects.bulk_update(changed, ["cost_usd"])
-    attempts = ReplicaAttempt.objects.filter(replica__run=run)
-    total = (attempts.aggregate(sum=Sum("cost_usd"))["sum"] or 0.0) + traffic
-    if run.cost_usd != total or run.traffic_usd != traffic:
-        update_row(run, cost_usd=total, traffic_usd=traffic)
-        context.changes.run = True
+    context.changes.run |= update_total(run)
+
+
+def update_total(run: Run) -> bool:
+    """Update the cost of the run: attempts of replicas and of evaluations, and traffic. False if it
+    is the same."""
+    traffic = traffic_usd(run)
+    parts = (
+        ReplicaAttempt.objects.filter(replica__run=run),
+        EvaluationAttempt.objects.filter(evaluation__run=run),
+    )
+    total = traffic + sum(part.aggregate(sum=Sum("cost_usd"))["sum"] or 0.0 for part in parts)
+    if run.cost_usd == total and run.traffic_usd == traffic:
+        return False
+    return update_row(run, cost_usd=total, traffic_usd=traffic)
 
 
 def traffic_usd(run: Run) -> float:

@@ -32,7 +32,15 @@ from executors.loading import wait_loaded
 from runs import live_stream
 from runs.backends.executors import BACKENDS, executor_of
 from runs.backends.parallel_calls import CallTimeout, call_all
-from runs.models import Credential, OrphanJob, ReplicaAttempt, ReplicaPool, Run
+from runs.models import (
+    Credential,
+    EvaluationAttempt,
+    EvaluationPlan,
+    OrphanJob,
+    ReplicaAttempt,
+    ReplicaPool,
+    Run,
+)
 from runs.queries.replica_history import console_url
 from runs.redaction import redact
 from runs.transitions import clean_text, record_event
@@ -140,10 +148,17 @@ def end(account_job: AccountJob) -> str:
 
 
 def accounts(now: datetime) -> list[tuple[str, Credential | None]]:
-    """The backend and credential of every pool that can have jobs, and every stored credential,
-    whose orphans can belong to deleted runs."""
+    """The backend and credential of every pool and evaluation plan that can have jobs, and every
+    stored credential, whose orphans can belong to deleted runs."""
     pools = ReplicaPool.objects.exclude(run__ended_at__lt=now - ACTIVE_WITHIN)
-    used = {(p.backend, p.credential) for p in pools.select_related("credential")}
+    plans = EvaluationPlan.objects.exclude(
+        run__ended_at__lt=now - ACTIVE_WITHIN, evaluations__ended_at__lt=now - ACTIVE_WITHIN
+    )
+    used = {
+        (row.backend, row.credential)
+        for rows in (pools, plans)
+        for row in rows.select_related("credential")
+    }
     stored = {(c.kind, c) for c in Credential.objects.filter(kind__in=BACKENDS)}
     return sorted(used | stored, key=lambda account: (account[0], str(account[1] or "")))
 
@@ -151,6 +166,11 @@ def accounts(now: datetime) -> list[tuple[str, Credential | None]]:
 def orphans(handles: Iterable[ReplicaHandle], *, duplicates: bool) -> list[UnwantedJob]:
     """The unwanted jobs. ``duplicates``: the backend can run two jobs for one launch key."""
     handles = list(handles)
+    evaluations = dict(
+        EvaluationAttempt.objects.filter(
+            launch_key__in=[handle.launch_key for handle in handles]
+        ).values_list("launch_key", "ended_at")
+    )
     attempts = {
         attempt.launch_key: attempt
         for attempt in ReplicaAttempt.objects.filter(
@@ -160,7 +180,10 @@ def orphans(handles: Iterable[ReplicaHandle], *, duplicates: bool) -> list[Unwan
     jobs = []
     for handle in handles:
         attempt = attempts.get(handle.launch_key)
-        if attempt is None:
+        if handle.launch_key in evaluations:
+            if evaluations[handle.launch_key] is not None:
+                jobs.append(UnwantedJob(handle=handle, why="its attempt has ended"))
+        elif attempt is None:
             jobs.append(UnwantedJob(handle=handle, why="no attempt has its launch key"))
         elif attempt.ended_at is not None:
             jobs.append(UnwantedJob(handle=handle, why="its attempt has ended", attempt=attempt))

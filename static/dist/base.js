@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-BOBFPA73.js";
+import"./chunk-H7QZSBMU.js";

@@ -8,7 +8,7 @@ import { RUN_ENDED } from "./lib/states.js";
 import { activityList } from "./run/activity.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
-import { checkpointList } from "./run/checkpoints.js";
+import { checkpointList, evaluationList } from "./run/checkpoints.js";
 import { drawer } from "./run/drawer.js";
 import { eventList } from "./run/events.js";
 import { failureCard } from "./run/failure.js";
@@ -148,6 +148,7 @@ function runPage() {
     logLines(context, $("[data-logs-card]")),
     activityList(context, $("[data-activity]")),
     checkpointList(context, $("[data-refresh]")),
+    evaluationList(context, $("[data-evaluations]")),
   ];
 
   let pending = new Set();

@@ -224,6 +224,22 @@ class Window:
             ARTIFACTS.mkdir(exist_ok=True)
             page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=full)
 
+    def fits(self, page: Page, name: str, *widths: int, full: bool = True) -> None:
+        """Resize the page to each width and check that nothing overflows. ``--screenshots`` stores
+        each of them in light and dark.
+
+        A page costs a second to load and nothing to resize. Open it at the smallest width, because
+        scripts that measure at the start fail there first.
+        """
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 900})
+            wide = overflow(page)
+            assert wide <= 0, f"{name}: {wide} pixels too wide at {width}"
+            for scheme in ("light", "dark") if self.screenshots else ():
+                page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+                page.wait_for_timeout(150)  # let canvases paint before the picture is taken
+                self.shoot(page, f"{name}-{width}-{scheme}", full=full)
+
     def close(self, *, shoot: bool = False) -> None:
         name = re.sub(r"\W+", "-", self.name).strip("-")
         self.screenshots = self.screenshots or shoot

@@ -74,6 +74,7 @@ SCREENS = {
     "api-docs": "/api/docs",
     "not-found": "/nowhere",
     **{f"run-{tab}": f"/runs/{{run}}/?tab={tab}" for tab in RUN_TABS},
+    "evaluation": "/runs/{run}/evaluations/add",
     "round": "/runs/{run}/?tab=rounds&round=5",
     "replica": "/runs/{run}/replicas/1/",
     "pool-add": "/runs/{run}/pools/add",
@@ -203,6 +204,8 @@ def part_of(name: str) -> str:
     """The part of a screen that no other screen shows. The tabs of a run share their page."""
     of, _, tab = name.partition("-")
     is_tab = of in ("run", "many") and tab in RUN_TABS and tab != "overview"
+    if name == "api-docs":  # one of 79 equal sections
+        return ".api-operation"
     return f"[data-panel={tab}]" if is_tab else "html"
 
 
@@ -353,6 +356,7 @@ PAGE_TEMPLATES = {
     "settings/credentials.html",
     "settings/price.html",
     "settings/prices.html",
+    "runs/evaluation_plan.html",
     "settings/tracker.html",
     "settings/trackers.html",
     "settings/traffic.html",

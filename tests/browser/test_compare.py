@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -34,13 +34,10 @@ def twenty(site: Site) -> str:
     )
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (360, "light")])
-def test_layout(window: Window, three: str, width: int, scheme: str) -> None:
-    page = window.open(f"/compare?ids={three}", width=width, scheme=scheme)
+def test_layout(window: Window, three: str) -> None:
+    page = window.open(f"/compare?ids={three}", width=360)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
-    page.wait_for_timeout(150)
-    window.shoot(page, f"compare-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, "compare", 360, 1440, 360)
 
 
 def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -201,10 +201,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (800, "dark"), (360, "light")])
-def test_pages_fit_the_window(window: Window, run: str, name: str, width: int, scheme: str) -> None:
-    page = window.open(PAGES[name].format(run), width=width, scheme=scheme)
+def test_pages_fit_the_window(window: Window, run: str, name: str) -> None:
+    page = window.open(PAGES[name].format(run), width=360)
     page.wait_for_load_state("load")
-    page.wait_for_timeout(400)
-    window.shoot(page, f"page-{name}-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, f"page-{name}", 360, 800, 1440, 360)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Window, overflow
+from tests.browser.conftest import Window
 
 pytestmark = pytest.mark.browser
 
@@ -15,15 +15,10 @@ PLAN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
-)
-def test_layout(window: Window, width: int, scheme: str) -> None:
-    page = window.open(PLAN, width=width, scheme=scheme)
+def test_layout(window: Window) -> None:
+    page = window.open(PLAN, width=360)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
-    page.wait_for_timeout(150)
-    window.shoot(page, f"planner-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, "planner", 360, 800, 1440, 360)
 
 
 def test_arrow_keys_select_h_and_update_the_address(window: Window) -> None:

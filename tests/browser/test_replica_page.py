@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -81,14 +81,11 @@ def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
     expect(page).to_have_url(re.compile("tab=rounds&round=12"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_layout(window: Window, site: Site, scheme: str) -> None:
+def test_layout(window: Window, site: Site) -> None:
     many = make(site, replicas=24, name="A run whose name is long " * 3)
-    for width in (1280, 360):
-        page = window.open(f"/runs/{many}/replicas/0/", width=width, scheme=scheme)
-        expect(page.locator('[data-plot="up"] [data-legend] button')).not_to_have_count(0)
-        window.shoot(page, f"replica-{width}-{scheme}")
-        assert overflow(page) <= 0
+    page = window.open(f"/runs/{many}/replicas/0/", width=360)
+    expect(page.locator('[data-plot="up"] [data-legend] button')).not_to_have_count(0)
+    window.fits(page, "replica", 360, 1280, 360)
 
 
 def test_replica_that_was_never_launched(window: Window, site: Site) -> None:

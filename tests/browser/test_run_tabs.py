@@ -98,17 +98,14 @@ def test_actions_on_checkpoints(window: Window, site: Site) -> None:
     expect(panel.get_by_text("final @ 12 is uploaded to acme/small-model")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_layout(window: Window, site: Site, demo: str, scheme: str) -> None:
+def test_layout(window: Window, site: Site, demo: str) -> None:
     kept = site.python(HUB.format(name="A run whose name is long " * 3, final=False))
-    for width in (1280, 360):
-        for name, run in (("checkpoints", kept), ("logs", demo)):
-            page = window.open(f"/runs/{run}/?tab={name}", width=width, scheme=scheme)
-            expect(page.locator(".conn")).not_to_have_attribute("data-state", "connecting")
-            first = "[data-lines] p" if name == "logs" else "table.checkpoints"
-            expect(page.locator(first).first).to_be_visible()
-            window.shoot(page, f"{name}-{width}-{scheme}")
-            assert overflow(page) <= 0
+    for name, run in (("checkpoints", kept), ("logs", demo)):
+        page = window.open(f"/runs/{run}/?tab={name}", width=360)
+        expect(page.locator(".conn")).not_to_have_attribute("data-state", "connecting")
+        first = "[data-lines] p" if name == "logs" else "table.checkpoints"
+        expect(page.locator(first).first).to_be_visible()
+        window.fits(page, name, 360, 1280, 360)
 
 
 def test_round_names_its_straggler(window: Window, site: Site) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -20,16 +20,12 @@ def filled(site: Site) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "dark")]
-)
 @pytest.mark.parametrize("days", [7, 90])
-def test_layout(window: Window, filled: None, width: int, scheme: str, days: int) -> None:
-    page = window.open(f"/spend?days={days}", user="vera", width=width, scheme=scheme)
+def test_layout(window: Window, filled: None, days: int) -> None:
+    page = window.open(f"/spend?days={days}", user="vera", width=360)
     expect(page.locator(".bars rect").first).to_be_visible()
     page.get_by_text("Table", exact=True).click()
-    window.shoot(page, f"spend-{days}-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, f"spend-{days}", 360, 800, 1440, 360)
 
 
 def test_the_bar_of_a_day_is_as_high_as_its_sum(window: Window, filled: None) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from diloco.store.open import open_store
 from runs.models import Checkpoint, Run, Sweep
-from tests.browser import seed, seed_fleet
+from tests.browser import seed, seed_evaluations, seed_fleet
 from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +38,11 @@ PAGES = {
     "run-timeline": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-logs": ("get", SIGN_IN, OK, OK, OK, OK),
     "run-checkpoints": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-evaluations": ("get", SIGN_IN, OK, OK, OK, OK),
+    "run-evaluation-add": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "run-evaluation-change": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
+    "run-evaluation-remove": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
+    "run-evaluate": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "checkpoint-download": ("get", SIGN_IN, REFUSED, OK, REFUSED, OK),
     "checkpoint-export": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "run-stop": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
@@ -126,6 +131,7 @@ def run(tmp_path: Path) -> Run:
         created_at=timezone.now(),
         digest=hashlib.sha256(b"weights").hexdigest(),
     )
+    seed_evaluations.evaluations(created)
     return created
 
 
@@ -179,6 +185,8 @@ def address(name: str, run: Run) -> str:
         args.append(run.pools.get().pk)
     if name in ("sweep", "sweep-stop"):
         args.append(sweep_of(run).pk)
+    if name in ("run-evaluation-change", "run-evaluation-remove", "run-evaluate"):
+        args.append(run.evaluation_plans.get().name)
     query = {
         "run-series": "?of=loss",
         "replica-log": "?attempt=1",

@@ -39,6 +39,8 @@ function number(name) {
 
 export function board(context, place) {
   const { store, page } = context;
+  // The horizontal axis, unless the address has another.
+  const usual = place.dataset.usual ?? "step";
   const root = place.closest("[data-panel]") ?? page;
   const at = marked(
     place,
@@ -74,6 +76,11 @@ export function board(context, place) {
     },
     origin: () => charts.find((chart) => chart.data)?.data.origin ?? 0,
   });
+  root.addEventListener("plot-added", ({ target }) => {
+    const chart = new Chart(self, target, specOf(target.dataset.plot));
+    charts.push(chart);
+    if (loaded) ask(chart);
+  });
   const grid = $("[data-panels]", root);
   const panels =
     grid &&
@@ -94,7 +101,7 @@ export function board(context, place) {
     });
 
   function fromAddress() {
-    const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : "step";
+    const x = Object.hasOwn(AXES, url.get("x") ?? "") ? url.get("x") : usual;
     const [from, to] = [number("from"), number("to")];
     return {
       x,
@@ -233,7 +240,7 @@ export function board(context, place) {
     const { x, from, to, smooth, logx, logy, clip } = self.view;
     url.set(
       {
-        x: x === "step" ? null : x,
+        x: x === usual ? null : x,
         from,
         to,
         smooth: smooth === DEFAULT_SMOOTH ? null : smooth,

@@ -8,14 +8,14 @@ import { getJSON } from "../lib/live.js";
 const SIZES = ["s", "m", "l"];
 const NAMES = { s: "small", m: "medium", l: "large" };
 const SPAN = { s: 2, m: 3, l: 6 }; // of six columns
-const METRIC = /^[A-Za-z0-9_.-]{1,32}$/;
+const METRIC = /^[A-Za-z0-9_.-]{1,100}$/;
 const MOST = 24; // added metrics
 
 /** The panels of the address, as Map id -> {size, pinned, removed}. */
 export function parse(text) {
   const panels = new Map();
   for (const entry of (text ?? "").split(",").slice(0, 2 * MOST)) {
-    const match = /^(-?)((?:m:)?[A-Za-z0-9_-]{1,32})(?:\.([sml])(!?))?$/.exec(entry);
+    const match = /^(-?)((?:m:)?[A-Za-z0-9_-]{1,100})(?:\.([sml])(!?))?$/.exec(entry);
     if (!match) continue;
     const [, removed, id, size = null, pinned = ""] = match;
     panels.set(id, { size, pinned: Boolean(pinned), removed: Boolean(removed) });

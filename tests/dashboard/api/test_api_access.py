@@ -10,7 +10,7 @@ from django.test import Client
 from dashboard.api import api
 from runs.actions import saved_views
 from runs.models import SavedView, Sweep
-from tests.browser import seed
+from tests.browser import seed, seed_evaluations
 from tests.dashboard.page_harness import KINDS, client_for
 
 pytestmark = pytest.mark.django_db
@@ -41,6 +41,13 @@ CALLS = {
     ("get", f"{RUN}/mirrors"): (UNKNOWN, OK, OK, OK, OK),
     ("post", f"{RUN}/mirrors"): (UNKNOWN, REFUSED, LATE, REFUSED, LATE),
     ("post", f"{RUN}/mirrors/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("get", f"{RUN}/evaluations"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/evaluations/{{evaluation}}/attempts"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", f"{RUN}/evaluation-plans"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", f"{RUN}/evaluation-plans"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/evaluation-plans/remove"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("post", f"{RUN}/evaluate"): (UNKNOWN, REFUSED, LATE, REFUSED, LATE),
+    ("post", f"{RUN}/evaluate/cancel"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/stop"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", f"{RUN}/replicas/1/restart"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
@@ -122,6 +129,10 @@ SENT: dict[str, Any] = {
     f"{RUN}/pools": {"count": 1},
     f"{RUN}/mirrors": {"tracker": "none"},
     f"{RUN}/mirrors/stop": {"tracker": "none"},
+    f"{RUN}/evaluation-plans": {"name": "other"},
+    f"{RUN}/evaluation-plans/remove": {"name": "none"},
+    f"{RUN}/evaluate": {"name": "val"},
+    f"{RUN}/evaluate/cancel": {"name": "val", "round": 2},
     f"{RUN}/pools/{{pool}}/scale": {"count": 2},
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
@@ -156,6 +167,7 @@ def test_every_operation_is_in_the_table() -> None:
             path.partition("?")[0]
             .replace("{run}", "{run_id}")
             .replace("{pool}", "{pool_id}")
+            .replace("{evaluation}", "{evaluation_id}")
             .replace("replicas/1", "replicas/{number}")
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
@@ -189,7 +201,15 @@ def path_of(path: str, run: Any) -> str:
         pool=run.pools.get().pk,
         alert=alert.pk,
         view=view.pk if view else 0,
+        evaluation=evaluation_of(run) if "/evalua" in path else 0,
     )
+
+
+def evaluation_of(run: Any) -> int:
+    """A queued evaluation of the run, which has no checkpoint."""
+    found = run.evaluations.first()
+    pk: int = (found or seed_evaluations.queue(seed_evaluations.evaluations(run), 2)).pk
+    return pk
 
 
 def call(client: Client, method: str, path: str, run: Any, **headers: str) -> Any:

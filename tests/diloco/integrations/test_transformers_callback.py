@@ -169,8 +169,30 @@ def test_losses_outside_the_model_output_are_refused(
     assert own.reason == "left"
 
 
+def test_tokens_and_loss_of_trl_are_those_of_the_log_probabilities() -> None:
+    """Under trl.SFTTrainer the model returns these instead of a loss."""
+    from diloco.integrations.transformers import _Meter
+
+    class Fused(nn.Linear):
+        def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            mask = labels.ne(-100)
+            return {"log_probs": -2.0 * mask * self.weight.sum() ** 0, "label_mask": mask}
+
+    model = Fused(1, 1)
+    meter = _Meter(model)
+    labels = torch.tensor([[-100, 1, 2, 3], [-100, -100, 4, -100]])
+    model(input_ids=labels, labels=labels)
+    model(input_ids=labels, labels=labels[:1])
+    tokens, loss = meter.take()
+    assert (tokens, float(loss)) == (4 + 3, 2.0)
+    with torch.no_grad():
+        model(input_ids=labels, labels=labels)  # an evaluation is not part of a step
+    with pytest.raises(ValueError, match="expected a step with tokens to predict"):
+        meter.take()
+
+
 def test_schedules_follow_the_step_of_the_run() -> None:
-    from diloco.integrations.transformers import follow
+    from diloco.integrations.schedules import follow
 
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from diloco.integrations.transformers import DiLoCoCallback
@@ -102,12 +102,13 @@ def make_training(
     replica: int,
     *,
     seed: int | None = None,
+    model: nn.Module | None = None,
     max_steps: int = 40,
     on_step: Callable[[Any, Any], None] | None = None,
     **arguments: Any,
 ) -> Training:
     trainer = Trainer(
-        model=tiny_model(100 + replica if seed is None else seed),
+        model=model or tiny_model(100 + replica if seed is None else seed),
         args=TrainingArguments(
             output_dir=str(folder / f"trainer-{replica}"),
             max_steps=max_steps,

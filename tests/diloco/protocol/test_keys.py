@@ -29,6 +29,7 @@ VALUES = {
     "number": 2,
     "epoch": 1,
     "seq": 4,
+    "name": "0123456789abcdef",
 }
 OBJECTS = {
     keys.checkpoint_dir: ("weights.safetensors", "outer.safetensors"),

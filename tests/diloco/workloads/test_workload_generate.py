@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save as save_safetensors
 
 from diloco.generate import main
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
-from diloco.protocol.records import CheckpointManifest, FinalManifest, Identity
+from diloco.protocol.records import FinalManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import publish_final, put_object
 from diloco.workloads.byte_gpt import ByteGPT, model_config
+from tests.diloco.evaluation.runs import write_checkpoint
 
 WORKLOAD = ByteGPTWorkload(size="demo")
 WRITER = Identity(replica=0, incarnation=keys.incarnation(1, "0123abcd"))
@@ -80,24 +80,7 @@ def test_without_a_final_the_newest_checkpoint_is_used(
     store: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for round in (0, 5):
-        stored = put_object(
-            store,
-            f"{keys.checkpoint_dir(round, 0, WRITER.incarnation)}weights.safetensors",
-            save_safetensors(parrot().state_dict()),
-        )
-        manifest = CheckpointManifest(
-            round=round,
-            writer=WRITER,
-            model_hash="",
-            base_rounds=(round,),
-            tensors=(),
-            weights_digest="",
-            weights=stored,
-            outer=None,
-            tokens_total=0,
-            wall_s=0.0,
-        )
-        store.create(keys.checkpoint_manifest(round), manifest.to_bytes())
+        write_checkpoint(store, round, parrot())
     assert main([store.uri, "--bytes", "0"]) == 0
     assert capsys.readouterr().err == "by hand: no final weights yet; newest checkpoint, round 5\n"
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco import export, replica
+from diloco.evaluation.weights import load_into
 from diloco.init import create_group
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import FinalSample
@@ -272,7 +273,7 @@ def test_other_runs_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(ValueError, match="only such a run can be exported"):
         export.build({"kind": "byte_gpt"})
     with pytest.raises(ValueError, match="weights: expected weight of shape"):
-        export.load(nn.Linear(2, 2), {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)})
+        load_into(nn.Linear(2, 2), {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)})
 
 
 def test_hub_errors_are_shown_and_results_uploaded(text_file: Path, tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""The form of an evaluation: what is measured of a run's checkpoints, how often, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib.auth.models import User
+
+from dashboard.forms.fields import DataSelect, DurationField, style_inputs
+from dashboard.forms.pools import PoolChoices
+from diloco.protocol.evaluation import (
+    DATA_CHARS,
+    MOST_EXAMPLES,
+    MOST_TOKENS,
+    TOKENS,
+    EvaluationSpec,
+)
+from executors.registry import BACKENDS
+from runs.actions.evaluations import NAME_CHARS, PlanDraft, spec_of
+from runs.models import EvaluationPlan
+
+SCHEDULES = [
+    ("1", "Every checkpoint"),
+    *((str(n), f"Every {n} checkpoints") for n in (2, 5, 10, 20, 50, 100)),
+    ("0", "On request"),
+]
+
+
+class EvaluationForm(forms.Form):
+    """``where`` is ``backend:hardware``, because names of hardware are unique per backend."""
+
+    name = forms.CharField(
+        label="Name", max_length=NAME_CHARS, help_text="e.g. val. It begins the names of charts."
+    )
+    data = forms.CharField(  # type: ignore[assignment]
+        label="Data",
+        required=False,
+        max_length=DATA_CHARS,
+        help_text="URI of token shards, e.g. s3://bucket/validation or "
+        "hf://datasets/acme/validation. Leave empty for the held-out data of the run.",
+    )
+    tokens = forms.IntegerField(
+        label="Tokens",
+        min_value=0,
+        max_value=MOST_TOKENS,
+        initial=TOKENS,
+        help_text="Of the data, for loss and perplexity. 0 measures neither.",
+    )
+    tasks = forms.CharField(
+        label="Benchmark tasks",
+        required=False,
+        max_length=1500,
+        help_text="Tasks of lm-eval, separated by commas, e.g. arc_easy, hellaswag.",
+    )
+    examples = forms.IntegerField(
+        label="Examples",
+        min_value=0,
+        max_value=MOST_EXAMPLES,
+        initial=0,
+        help_text="Of each task. 0 takes all.",
+    )
+    every = forms.TypedChoiceField(label="When", coerce=int, initial="1")
+    where = forms.ChoiceField(label="Where")
+    credential = forms.ChoiceField(label="Credential", required=False)
+    timeout_s = DurationField(
+        label="Time limit", required=True, initial=3600, help_text="Of one attempt, e.g. 30m."
+    )
+    max_attempts = forms.IntegerField(label="Attempts", min_value=1, max_value=10, initial=3)
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        user: User,
+        initial: dict[str, Any] | None = None,
+        is_changed: bool = False,
+    ) -> None:
+        choices = PoolChoices.load(user)
+        first = {"where": f"{choices.first.backend}:{choices.first.hardware}"}
+        super().__init__(data, initial=first | (initial or {}))
+        schedules = list(SCHEDULES)
+        stored = str((initial or {}).get("every", "1"))
+        if stored not in dict(schedules):
+            schedules.append((stored, f"Every {stored} checkpoints"))
+        for name, options in (
+            ("every", schedules),
+            ("where", choices.hardware),
+            ("credential", choices.credentials),
+        ):
+            field = self.fields[name]
+            assert isinstance(field, forms.ChoiceField)
+            if name != "every":
+                field.widget = DataSelect(choices.option_data)
+            field.choices = options
+        if is_changed:
+            self.fields["name"].disabled = True
+        style_inputs(self)
+
+    def clean_tasks(self) -> tuple[str, ...]:
+        text = self.cleaned_data["tasks"].replace("\n", ",")
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+
+    def clean_credential(self) -> int | None:
+        text, backend = self.cleaned_data["credential"], self._backend()
+        if not text:
+            return None
+        widget: Any = self.fields["credential"].widget
+        kind = widget.data.get(text, {}).get("backend", "")
+        if kind != backend:
+            raise forms.ValidationError(
+                f"Choose a credential for {BACKENDS.get(backend, backend)}, or the server's "
+                "environment."
+            )
+        return int(text)
+
+    def _backend(self) -> str:
+        return str(self.cleaned_data.get("where", "")).partition(":")[0]
+
+    def draft(self) -> PlanDraft:
+        """The plan of a valid form. Raises :class:`~runs.exceptions.InvalidRun`."""
+        values = self.cleaned_data
+        backend, _, hardware = values["where"].partition(":")
+        spec: EvaluationSpec = spec_of(
+            **{name: values[name] for name in ("tokens", "tasks", "examples")},
+            data=values["data"].strip(),
+        )
+        return PlanDraft(
+            name=values["name"].strip(),
+            spec=spec,
+            backend=backend,
+            hardware=hardware,
+            **{name: values[name] for name in ("every", "credential", "timeout_s", "max_attempts")},
+        )
+
+    def place(self, field: str, message: str) -> None:
+        """Attach a domain error to its field."""
+        field = {"backend": "where", "hardware": "where"}.get(field, field)
+        self.add_error(
+            field if field in self.fields else None, f"{message[:1].upper()}{message[1:]}"
+        )
+
+
+def initial_of_plan(plan: EvaluationPlan) -> dict[str, Any]:
+    spec = EvaluationSpec.from_dict(plan.spec)
+    return {
+        "name": plan.name,
+        "data": spec.data,
+        "tokens": spec.tokens,
+        "tasks": ", ".join(spec.tasks),
+        "examples": spec.examples,
+        "every": str(plan.every),
+        "where": f"{plan.backend}:{plan.hardware}",
+        "credential": "" if plan.credential_id is None else str(plan.credential_id),
+        "timeout_s": plan.timeout_s,
+        "max_attempts": plan.max_attempts,
+    }

@@ -1,0 +1,1 @@
+"""Schedules evaluations of checkpoints: jobs on a backend, and their results."""

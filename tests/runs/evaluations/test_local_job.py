@@ -1,0 +1,96 @@
+"""An evaluation as a process of this machine: from the checkpoint to the points of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from diloco.protocol import keys
+from diloco.protocol.evaluation import EvaluationSpec
+from runs.actions import evaluations
+from runs.actions.evaluations import PlanDraft
+from runs.evaluations import advance, schedule
+from runs.metrics import charts
+from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
+from runs.states import RunState
+from tests.diloco.evaluation.runs import make_run, make_shards, parrot, write_checkpoint
+
+pytestmark = pytest.mark.processes
+PATIENCE_S = 300.0
+
+
+@pytest.fixture
+def measured(db: None, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run with one checkpoint, and a plan that measures it on token shards."""
+    from tests.browser import seed
+
+    settings.VAR_DIR = tmp_path / "var"
+    monkeypatch.setattr("runs.live_stream.publish", lambda run_id, delta: True)
+    for module in ("evaluations.schedule", "actions.evaluations"):
+        monkeypatch.setattr(f"runs.{module}.enqueue", lambda task, *args, **more: None)
+    store = make_run(tmp_path / "run")
+    manifest = write_checkpoint(store, 5, parrot())
+    run: Run = seed.run(seed.user("olga", "operator"), committed=0, replicas=1)
+    Run.objects.filter(pk=run.pk).update(rendezvous=store.uri, state=RunState.SUCCEEDED)
+    run.refresh_from_db()
+    Checkpoint.objects.create(
+        run=run, round=5, key=manifest.weights.key, size_bytes=manifest.weights.size_bytes,
+        digest=manifest.weights.digest, created_at=timezone.now(),
+    )  # fmt: skip
+    shards = make_shards(tmp_path / "shards", b"a" * 500 + b"b" * 3000)
+    draft = PlanDraft(name="val", spec=EvaluationSpec(data=shards, tokens=1024))
+    evaluations.save_plan(run, draft, actor=run.owner)
+    return run
+
+
+def step_until(condition: Callable[[], bool]) -> None:
+    """Make steps as the workers do, until the condition holds."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, Evaluation.objects.values_list("state", "message")
+        schedule.call_for_due()
+        Evaluation.objects.update(next_at=timezone.now())
+        for pk in Evaluation.objects.values_list("pk", flat=True):
+            advance.advance(pk)
+
+
+def has_ended() -> bool:
+    return Evaluation.objects.exclude(state__in=Evaluation.ACTIVE).exists()
+
+
+def test_a_killed_job_is_repeated_and_its_result_drawn_once(measured: Run, tmp_path: Path) -> None:
+    step_until(lambda: EvaluationAttempt.objects.filter(launched_at__isnull=False).exists())
+    first = EvaluationAttempt.objects.get()
+    handle = tmp_path / "var" / "jobs" / first.launch_key / "handle.json"
+    step_until(handle.exists)
+    os.kill(json.loads(handle.read_text())["pid"], signal.SIGKILL)  # the shim, and with it the job
+    step_until(has_ended)
+    row = Evaluation.objects.get()
+    assert row.state == "succeeded", (row.message, row.attempts.last().log)
+    assert [a.cause for a in row.attempts.all()] == ["lost", "done"]
+    assert row.failures == 1
+    assert 0 < row.metrics["loss"][0] < 0.2
+    assert row.tokens == 1024
+    [curve] = charts.read(measured, [("eval-val-loss", None)], charts.Window())
+    assert curve.points.value.tolist() == [row.metrics["loss"][0]]
+    from runs.ingest.stores import store_for
+
+    stored = [info.key for info in store_for(measured).list(keys.EVALUATIONS)]
+    assert len(stored) == 1
+
+
+def test_the_error_of_a_job_is_shown(measured: Run, tmp_path: Path) -> None:
+    (tmp_path / "shards" / "index.json").unlink()
+    step_until(has_ended)
+    row = Evaluation.objects.get()
+    assert row.state == "failed"
+    assert row.message.startswith("data: expected token shards at file://")
+    assert row.attempts.count() == 1
