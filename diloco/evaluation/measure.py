@@ -28,6 +28,7 @@ from diloco.protocol.evaluation import (
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import BadRecord
 from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import WORKLOADS
 from diloco.store.base import MissingKey, Store
 from diloco.workloads import load_workload
 
@@ -74,6 +75,7 @@ def evaluate(
     Raises :class:`SettingsError`, :class:`ValueError` and :class:`ReplicaError` if the weights, the
     data or the tasks do not fit, or a result is not a finite number.
     """
+    _check_workload(document)
     began_s = clock.monotonic()
     benchmark = _benchmark() if spec.tasks else None
     tensors = weights.load(store)
@@ -121,6 +123,17 @@ def evaluate(
     except BadRecord as error:  # e.g. more metrics than a result can have
         raise ReplicaError(str(error)) from error
     return result
+
+
+def _check_workload(document: GroupDocument) -> None:
+    kind = document.workload.get("kind")
+    if kind not in WORKLOADS:
+        raise SettingsError(
+            "workload",
+            f"expected a workload of kind {' or '.join(WORKLOADS)}, found {kind!r}: the model of "
+            "the loop is not in the bucket. Evaluate it in the loop with group.evaluate, or export "
+            "its weights",
+        )
 
 
 def _benchmark() -> ModuleType:

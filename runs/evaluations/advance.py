@@ -2,7 +2,8 @@
 
 Each step is conditional on the state in the database and can be repeated, run twice or be killed.
 The result is stored once: a job that was relaunched, and a result that was in the bucket before,
-lead to the same row. At most one evaluation of a run has a job."""
+lead to the same row. At most one evaluation of a run has a job, and older checkpoints come
+first."""
 
 from __future__ import annotations
 
@@ -34,6 +35,8 @@ State = Evaluation.State
 EVERY = timedelta(seconds=2)
 CLAIM = timedelta(minutes=5)
 """Time after which another step starts, if the worker of a step was killed."""
+SOON = timedelta(seconds=10)
+"""An older checkpoint whose evaluation is due so soon goes first: its weights are deleted first."""
 AFTER_BUDGET = timedelta(minutes=5)
 FIRST_RETRY, LATER_RETRY = timedelta(seconds=10), timedelta(minutes=1)
 """Pauses after an error, and after the same error again."""
@@ -98,8 +101,10 @@ def _begin(row: Evaluation, now: datetime) -> timedelta:
     if refusal := _refusal(row, now):
         update_row(row, Q(state=State.QUEUED), message=clean_text(refusal, 500))
         return AFTER_BUDGET
-    busy = Evaluation.objects.filter(run=row.run, state__in=(State.RUNNING, State.CANCELLING))
-    if busy.exclude(pk=row.pk).exists():
+    others = Evaluation.objects.filter(run=row.run).exclude(pk=row.pk)
+    busy = Q(state__in=(State.RUNNING, State.CANCELLING))
+    older = Q(state=State.QUEUED, round__lt=row.round, next_at__lte=now + SOON)
+    if others.filter(busy | older).exists():
         return EVERY
     if reason := _missing_weights(row, store):
         _end(row, State.SKIPPED, reason)

@@ -7,18 +7,19 @@ spread over the time in which it arose, as on :mod:`runs.queries.spend`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, Q, Sum
 
 from archipelago import frame_rows
 from runs.backends.budgets import budgets_of, first_day, is_exceeded, next_day, spent_now
 from runs.json_values import finite, row_of, texts
-from runs.models import Budget, ReplicaAttempt, Run
+from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, Run
 from runs.permissions import can_view
 from runs.queries import spend
 from runs.queries.spend import Attempt
@@ -61,27 +62,34 @@ def spending_since(first: date, now: datetime) -> Spending:
     return _grouped(by_run)
 
 
-def _billed() -> QuerySet[ReplicaAttempt]:
-    billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
-    return ReplicaAttempt.objects.filter(billed).order_by()
+_JOBS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (ReplicaAttempt.objects, spend.COLUMNS),
+    (EvaluationAttempt.objects, spend.EVALUATION_COLUMNS),
+)
+"""Attempts of replicas and of evaluations, with the columns of their costs; the first column is the
+run."""
+_BILLED = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
 
 
-def _within(start: datetime) -> Iterable[tuple[uuid.UUID, float | None, int]]:
+def _within(start: datetime) -> Iterator[tuple[uuid.UUID, float | None, int]]:
     """Run, cost and unpriced jobs of the attempts that were created in the period."""
     unpriced = Count("pk", filter=Q(price_usd_h=None, started_at__isnull=False))
-    return (
-        _billed()
-        .filter(created_at__gte=start)
-        .values_list("replica__run_id")
-        .annotate(usd=Sum("cost_usd"), unpriced=unpriced)
-    )
+    for attempts, columns in _JOBS:
+        created = attempts.filter(_BILLED, created_at__gte=start).order_by()
+        yield from created.values_list(columns[0]).annotate(usd=Sum("cost_usd"), unpriced=unpriced)
 
 
-def _straddling(start: datetime, now: datetime) -> Iterable[tuple[uuid.UUID, Spent]]:
+def _straddling(start: datetime, now: datetime) -> Iterator[tuple[uuid.UUID, Spent]]:
     """The share of the period in the attempts that were created before it and ran in it."""
     ran = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
-    attempts = _billed().filter(ran, created_at__lt=start).order_by("-id")
-    for values in attempts.values_list(*spend.COLUMNS)[:STRADDLING].iterator():
+    rows = chain.from_iterable(
+        attempts.filter(_BILLED, ran, created_at__lt=start)
+        .order_by("-id")
+        .values_list(*columns)[:STRADDLING]
+        .iterator()
+        for attempts, columns in _JOBS
+    )
+    for values in rows:
         attempt, spent = Attempt(*values), Spent()
         for stretch in spend.stretches(attempt, now):
             share = _share(stretch.start, stretch.end, start, now)

@@ -17,14 +17,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Q
+from django.db.models import Q, Value
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, texts
-from runs.models import ReplicaAttempt, Run
+from runs.models import EvaluationAttempt, ReplicaAttempt, Run
 from runs.permissions import can_view
 from runs.queries import live_jobs
 from runs.queries.live_jobs import JobFilter
@@ -96,7 +97,7 @@ class Attempt:
     ended_at: datetime | None
 
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "replica__run_id",
     "replica__pool__backend",
     "price_usd_h",
@@ -107,6 +108,16 @@ COLUMNS = (
     "started_at",
     "ended_at",
 )
+
+
+EVALUATION_COLUMNS: tuple[Any, ...] = (
+    "evaluation__run_id",
+    "evaluation__plan__backend",
+    *COLUMNS[2:4],
+    Value(0.0),
+    *COLUMNS[5:],
+)
+"""The same of an attempt of an evaluation."""
 
 
 def stretches(attempt: Attempt, now: datetime) -> list[Stretch]:
@@ -240,7 +251,8 @@ def _joined(period: Period, month: Period) -> list[Period]:
 def _attempts(
     user: AbstractBaseUser | AnonymousUser, chosen: JobFilter, spans: Sequence[Period]
 ) -> Iterator[Any]:
-    """The attempts that ran in one of the spans, the newest first."""
+    """The attempts of replicas and then of evaluations that ran in one of the spans, the newest
+    first."""
     if not can_view(user):
         return iter(())
     ran = Q()
@@ -250,7 +262,13 @@ def _attempts(
     billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
     attempts = ReplicaAttempt.objects.filter(ran, billed, chosen.but(state="").condition())
     newest = attempts.order_by("-id").values_list(*COLUMNS)[: MOST_ATTEMPTS + 1]
-    return newest.iterator(chunk_size=2000)
+    of_evaluations = EvaluationAttempt.objects.filter(ran, billed)
+    if chosen.backend:
+        of_evaluations = of_evaluations.filter(evaluation__plan__backend=chosen.backend)
+    if chosen.owner:
+        of_evaluations = of_evaluations.filter(evaluation__run__owner__username=chosen.owner)
+    rows = of_evaluations.order_by("-id").values_list(*EVALUATION_COLUMNS)[: MOST_ATTEMPTS + 1]
+    return chain(newest.iterator(chunk_size=2000), rows.iterator(chunk_size=2000))
 
 
 def _traffic(

@@ -18,6 +18,8 @@ from diloco.evaluation.weights import find_weights
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationResult, EvaluationSpec
+from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import CustomWorkload
 from diloco.store.base import LocalStore
 from tests.diloco.evaluation.runs import WORKLOAD, make_run, make_shards, parrot, write_checkpoint
@@ -215,3 +217,13 @@ def test_tasks_without_lm_eval_name_what_to_install(
     monkeypatch.delitem(sys.modules, "diloco.evaluation.benchmark", raising=False)
     error = failed(capsys, store, "--tasks", "arc_easy")
     assert "pip install 'archipelago-diloco[evaluation]'" in error
+
+
+def test_a_model_of_an_own_loop_is_not_in_the_bucket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStore(tmp_path / "own_loop")
+    document = GroupDocument(run_id="r", name="n", settings=GroupSettings(), workload={})
+    store.create(keys.GROUP, document.to_bytes())
+    write_checkpoint(store, 5, parrot())
+    assert "Evaluate it in the loop with group.evaluate" in failed(capsys, store)

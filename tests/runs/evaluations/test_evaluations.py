@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,6 +153,10 @@ def test_two_evaluations_of_a_run_do_not_run_at_once(harness: Evaluations) -> No
     harness.plan()
     harness.checkpoint(5)
     harness.checkpoint(10)
+    schedule.call_for_due()
+    advance.advance(Evaluation.objects.get(round=10).pk)  # the newer one comes first
+    assert harness.states() == {5: "queued", 10: "queued"}
+    harness.clock.pass_s(3)
     harness.tick()
     harness.tick()
     assert harness.states() == {5: "running", 10: "queued"}
@@ -370,6 +375,45 @@ def test_the_cost_is_part_of_the_runs(harness: Evaluations) -> None:
     assert harness.run.cost_usd > 0
     attempt = EvaluationAttempt.objects.get()
     assert attempt.cost_usd == pytest.approx(harness.run.cost_usd)
+
+
+def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> None:
+    from runs.queries.budgets import spending_since
+    from runs.queries.live_jobs import JobFilter
+    from runs.queries.spend import Period, spend
+
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    begun = harness.clock()
+    EvaluationAttempt.objects.update(price_usd_h=36.0)
+    harness.clock.pass_s(100.0)
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    now, user = harness.clock(), harness.run.owner
+    cost = EvaluationAttempt.objects.get().cost_usd
+    assert cost == pytest.approx(1.05, abs=0.05)
+    assert spending_since(begun.date(), now).owners["olga"].usd == pytest.approx(cost)
+    day = Period(first=begun.date(), last=begun.date())
+    for chosen, expected in (
+        (JobFilter(), cost),
+        (JobFilter(backend="local", owner="olga"), cost),
+        (JobFilter(backend="modal"), 0.0),
+        (JobFilter(owner="oscar"), 0.0),
+    ):
+        assert spend(user, day, chosen, now=now)["total"]["usd"] == pytest.approx(expected)
+    # Half of the job ran before midnight.
+    midnight = datetime.datetime.combine(begun.date(), datetime.time(), datetime.UTC)
+    half = datetime.timedelta(seconds=100)
+    EvaluationAttempt.objects.update(
+        created_at=midnight - half,
+        launched_at=midnight - half,
+        started_at=midnight - half,
+        ended_at=midnight + half,
+    )
+    assert spending_since(begun.date(), now).owners["olga"].usd == pytest.approx(cost / 2)
 
 
 def test_a_spent_budget_holds_evaluations(harness: Evaluations) -> None:
