@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import Window
+from tests.browser.submit_page import open_section
 
 if TYPE_CHECKING:
     from tests.stack import LiveStack
@@ -42,6 +43,7 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     page.get_by_label("Local steps (H)").fill("10")
     page.get_by_label("Rounds", exact=True).fill("500")
     page.get_by_label("Batch size").fill("2")
+    open_section(page, "Inner optimizer and schedule")
     page.get_by_label("Warm-up", exact=True).fill("10")
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("From the form")
