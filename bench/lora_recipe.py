@@ -110,8 +110,8 @@ def main() -> None:
     print(f"held-out loss of the base model        {before:.4f} nats per token")
     print(f"merged model, 2 replicas               {group.pop():.4f}")
     print(f"merged model, one worker, equal tokens {alone:.4f}")
-    print(f"payload of a round, adapter            {adapter:,} B")
-    print(f"payload of a round, whole model        {whole:,} B  ({whole / adapter:.1f} x)")
+    print(f"payload of a round, adapter, fp32      {adapter:,} B")
+    print(f"payload of a round, whole model, fp32  {whole:,} B  ({whole / adapter:.1f} x)")
     whole, adapter = of_a_large_model(rank=16)
     print(f"1.2B parameters, bf16, adapter of r = 16: {adapter:,} B of {whole:,} B (computed)")
 

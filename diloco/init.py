@@ -81,12 +81,14 @@ def replace_model(store: Store, *, clock: Clock) -> None:
     timeout_s = document.settings.heartbeat_timeout_s
     observer = Observer(store, clock=clock, timeout_s=timeout_s)
     observer.look()
-    if observer.live():
+    if live := observer.live():
+        observer.ask(live)
         clock.sleep(timeout_s)
         observer.look()
-    if live := sorted(observer.live()):
+    if live := observer.live():
         raise ReplicaError(
-            f"expected no live replica, found {', '.join(map(str, live))}: stop it, then try again"
+            f"expected no live replica, found {', '.join(map(str, sorted(live)))}: stop it, then "
+            "try again"
         )
     objects = [info.key for info in store.list(keys.CHECKPOINTS)]
     store.delete(sorted(objects, key=lambda key: not key.endswith(".json")))

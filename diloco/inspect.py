@@ -6,9 +6,9 @@ alone.
     python -m diloco.inspect s3://bucket/run --watch
 
 Needs neither torch nor the dashboard, and writes nothing. Whether a replica is alive cannot be
-derived from timestamps (invariant I5), so the leases are read twice, one heartbeat apart; with
-``--once`` they are read once, and that remains unknown. Exit status: 1 if the store failed, 2 for
-an invalid option or if there is no run that this version can read.
+derived from timestamps (invariant I5), so the leases are read until each has changed or a heartbeat
+is overdue; with ``--once`` they are read once, and that remains unknown. Exit status: 1 if the
+store failed, 2 for an invalid option or if there is no run that this version can read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def inspect(
         run: rendezvous URI of the run, e.g. ``s3://bucket/run``, or its open store.
         scope: the rounds to read, by default the newest 20.
         once: read the leases once, so that it remains unknown which replicas are alive. Otherwise
-            they are read twice, one heartbeat apart, unless all have ended.
+            they are read until each has changed, has ended, or misses a heartbeat.
         clock: source of time, for tests.
 
     Returns a frozen :class:`~diloco.inspection.picture.Picture`: settings, leases, rounds,
@@ -104,11 +104,7 @@ def inspect(
     with ThreadPoolExecutor(THREADS) as pool:
         timeout_s = document.settings.heartbeat_timeout_s
         watch = LeaseWatch(store, pool, clock=clock, timeout_s=timeout_s)
-        leases = watch.look()
-        pause_s = 0.0 if once else watch.pause_s(leases)
-        if pause_s:
-            clock.sleep(pause_s)
-            leases = watch.look()
+        leases = watch.look() if once else watch.look_until_known()
         picture = read_picture(store, document, pool, scope=scope or Scope(), leases=leases)
     return _with_watch(picture, watch)
 

@@ -13,7 +13,8 @@ WIDTH, HEIGHT = 300, 150
 LEFT, RIGHT, TOP, BOTTOM = 12, 12, 12, 24
 LOG_FROM = 20
 """Ratio of the largest to the smallest value from which the axis is logarithmic."""
-MOST_TICKS = 6
+TICK_GAP = 48
+"""Smallest distance of the texts below the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,24 @@ def scatter(label: str, field: str, runs: Sequence[dict[str, Any]]) -> Scatter |
         )
         for row in shown
     ]
-    distinct = sorted(set(map(place, values)))
-    texts = {place(value): value_text(value) for value in values}
-    every = -(-len(distinct) // MOST_TICKS)
-    ticks = [Tick(x=round(x, 1), text=texts[x][:12]) for x in distinct[::every]]
-    return Scatter(label=label, dots=dots, ticks=ticks, low=low, high=high)
+    return Scatter(label=label, dots=dots, ticks=_ticks(values, place), low=low, high=high)
+
+
+def _ticks(values: Sequence[Any], place: Callable[[Any], float]) -> list[Tick]:
+    """The first value, the last, and those between that have room."""
+    texts = {place(value): _short(value) for value in values}
+    first, *others = sorted(texts)
+    chosen = [first]
+    for x in others:
+        has_room = x - chosen[-1] >= TICK_GAP
+        if has_room and (x == others[-1] or others[-1] - x >= TICK_GAP):
+            chosen.append(x)
+    return [Tick(x=round(x, 1), text=texts[x]) for x in chosen]
+
+
+def _short(value: Any) -> str:
+    is_fraction = isinstance(value, float) and not value.is_integer()
+    return f"{value:.2g}" if is_fraction else value_text(value)[:8]
 
 
 def _axis(values: Sequence[Any]) -> Callable[[Any], float]:

@@ -43,6 +43,7 @@ class Selection:
 @require_safe
 @never_cache
 def compare(request: HttpRequest) -> HttpResponse:
+    """The page; with ``?part=1`` only the tables, which change while a run works."""
     selection = _selection(request)
     runs = selection.runs
     table = comparison.table(comparison.measured(runs))
@@ -63,7 +64,8 @@ def compare(request: HttpRequest) -> HttpResponse:
         "active": any(run.state not in RUN_ENDED for run in runs),
         "now": timezone.now(),
     }
-    return render(request, "compare/compare.html", context, status=_status(selection))
+    template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
+    return render(request, template, context, status=_status(selection))
 
 
 @require_safe

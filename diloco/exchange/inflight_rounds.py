@@ -7,9 +7,10 @@ order, each after its steps.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,9 +20,14 @@ from diloco.exchange.round_observer import Base
 from diloco.exchange.round_settlement import RoundResult, Sent
 from diloco.exchange.step_accounting import LocalWork, StepMark
 from diloco.exchange.timings import Timings
+from diloco.store.daemon import DaemonPool
+
+log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 20.0
 MEANWHILE_EVERY_S = 1.0
+ENDED_S = 60.0
+"""For how long :meth:`InflightRounds.end` waits: as long as a request is tried again."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class InflightRounds:
     ) -> None:
         self._exchange = exchange
         self._queue: deque[tuple[InflightRound, Future[ExchangeOutcome]]] = deque()
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="exchange")
+        self._dropped: list[Future[ExchangeOutcome]] = []
+        self._pool = DaemonPool(at_once, "exchange")
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -141,13 +148,17 @@ class InflightRounds:
 
     def drop_before(self, round: int) -> None:
         """Drop the rounds before ``round``; their threads end by themselves."""
+        self._dropped = [exchange for exchange in self._dropped if not exchange.done()]
         while self._queue and self._queue[0][0].round < round:
-            self._queue.popleft()
+            self._dropped.append(self._queue.popleft()[1])
 
     def end(self) -> list[InflightRound]:
-        """Wait for the threads, whose ``check`` raises by now; return the rounds with a durable
-        contribution, oldest first."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Wait for the exchanges, whose ``check`` raises by now, at most :data:`ENDED_S`; return
+        the rounds with a durable contribution, oldest first."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        exchanges = [*self._dropped, *(exchange for _, exchange in self._queue)]
+        if wait(exchanges, timeout=ENDED_S).not_done:
+            log.error("the exchange has not ended: a request of the store hangs")
         contributed = [opened for opened, _ in self._queue if opened.sent is not None]
         self._queue.clear()
         return contributed

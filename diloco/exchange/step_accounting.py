@@ -49,6 +49,8 @@ class StepCounter:
         self._clock = clock
         self.now = StepMark()
         self.steps_in_round = 0
+        self.step_s = 0.0
+        """Mean seconds of a step of the last round with steps."""
         self.round_started_wall_s = 0.0
         self._bases = [StepMark()] * fragments
         self._rounds = [0] * fragments  # rounds of work since the base of each fragment
@@ -60,6 +62,8 @@ class StepCounter:
 
     def begin_round(self, *, made: int = 0) -> None:
         """Start a round, of which an earlier process has already contributed ``made`` steps."""
+        if steps := self.now.steps - self._round_started.steps:
+            self.step_s = self.compute_in_round_s / steps
         self.steps_in_round = made
         self._round_started = self.now
         self.round_started_wall_s = self._clock.wall()

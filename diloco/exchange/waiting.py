@@ -20,7 +20,8 @@ LONGEST_FLOOR_S = 1.0
 """Longest pause around the expected time."""
 LONGEST_PAUSE_S = 16.0
 LISTINGS_PER_TIMEOUT = BEATS_PER_TIMEOUT
-"""Listings in a heartbeat timeout, at least: leases do not change more often."""
+"""Listings of the first process in a heartbeat timeout, at least: leases do not change more
+often."""
 SHARPNESS = 4
 """Pauses around the expected time, in a wait of the usual length."""
 APPROACH = 0.75
@@ -31,6 +32,8 @@ LISTING = 2
 """Processes that list, if they are alive."""
 SECOND_AFTER_S = 2.0
 """Time after which the second of them begins: usually the first has acted by then."""
+SECOND_PAUSES = 2
+"""Its longest pause, in those of the first: the first acts while it is alive."""
 
 
 class ExpectedWait:
@@ -155,7 +158,8 @@ class Stage:
         a process that lists then acts."""
         pause_s = self.expected.pause_s(now_s - self.began_s)
         if lists:
-            pause_s = min(pause_s, self.turn.timeout_s / LISTINGS_PER_TIMEOUT)
+            longest_s = self.turn.timeout_s / LISTINGS_PER_TIMEOUT
+            pause_s = min(pause_s, longest_s * (SECOND_PAUSES if self.turn.place == 1 else 1))
         return min(pause_s, until_s - now_s) if until_s > now_s else pause_s
 
 

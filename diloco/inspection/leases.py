@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from diloco.clock import Clock
 from diloco.inspection.picture import ObservedLease, Unreadable
 from diloco.protocol import keys
-from diloco.protocol.control_pace import calm_interval_s
+from diloco.protocol.control_pace import calm_bound_s, default_interval_s
 from diloco.protocol.records import BadRecord, Heartbeat
 from diloco.store.base import MissingKey, Store
 
@@ -53,13 +53,26 @@ class LeaseWatch:
         self.unreadable = tuple(unreadable)
         return tuple(self._seen(key, now_s) for key in newest if key in self._beats)
 
+    def look_until_known(self) -> tuple[ObservedLease, ...]:
+        """Look until each lease has changed or ended, or for :meth:`pause_s`."""
+        leases = self.look()
+        until_s = self._clock.monotonic() + self.pause_s(leases)
+        pause_s = default_interval_s(self._timeout_s)
+        while any(lease.life not in ("live", "ended") for lease in leases):
+            left_s = until_s - self._clock.monotonic()
+            if left_s <= 0:
+                break
+            self._clock.sleep(min(pause_s, left_s))
+            leases = self.look()
+        return leases
+
     def pause_s(self, leases: Sequence[ObservedLease]) -> float:
         """Return the seconds between two looks within which every live process sends a heartbeat; 0
         if no process claims to be live."""
         intervals = [lease.beat.interval_s for lease in leases if not lease.ended]
         longest_s = max(intervals, default=0.0)
-        if longest_s >= self._timeout_s:  # no replica waits for it, so it sends few heartbeats
-            return 1.2 * self._timeout_s
+        if calm_s := calm_bound_s(longest_s, self._timeout_s):
+            return 1.2 * calm_s
         return min(1.5 * longest_s, self._timeout_s)
 
     def _newest(self) -> list[str]:
@@ -95,10 +108,9 @@ class LeaseWatch:
 
     def _seen(self, key: str, now_s: float) -> ObservedLease:
         beat, silent_s = self._beats[key], now_s - self._changed_s[key]
-        calm_s = calm_interval_s(self._timeout_s)
         if self._ended(beat):
             life = "ended"
-        elif silent_s >= self._timeout_s + (calm_s if beat.interval_s >= calm_s else 0.0):
+        elif silent_s >= self._timeout_s + calm_bound_s(beat.interval_s, self._timeout_s):
             life = "dead"
         elif silent_s > 1.2 * beat.interval_s:
             life = "silent"

@@ -40,12 +40,13 @@ def adapter_config(model: nn.Module) -> dict[str, Any]:
 
 def write_adapter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors``. Raises :class:`ValueError`
-    for another kind of adapter than LoRA."""
-    if config.get("peft_type") != "LORA":
-        raise ValueError(
-            f"config.json: expected a LoRA adapter, found peft_type {config.get('peft_type')!r}. "
-            "Save it in the training script with model.save_pretrained"
-        )
+    for another kind of adapter than LoRA, and for LoRA with trained biases."""
+    for key, expected in (("peft_type", "LORA"), ("bias", "none")):
+        if config.get(key) != expected:
+            raise ValueError(
+                f"config.json: expected an adapter with {key} {expected!r}, found "
+                f"{config.get(key)!r}. Save it in the training script with model.save_pretrained"
+            )
     described = {key: value for key, value in config.items() if key != ADAPTER}
     name = str(config[ADAPTER])
     folder.mkdir(parents=True, exist_ok=True)

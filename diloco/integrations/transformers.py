@@ -84,9 +84,10 @@ class DiLoCoCallback(Member, TrainerCallback):  # type: ignore[misc]  # the base
             kwargs[name] for name in ("model", "optimizer", "lr_scheduler")
         )
         self._meter = meter = _Meter(bare(model))
+        is_adapter = self._options.get("publish") != "model" and is_adapted(model)
         options: dict[str, Any] = {
-            "config": _config(model),
-            "publish": "exchanged" if is_adapted(model) else "model",
+            "config": adapter_config(model) if is_adapter else _config(model),
+            "publish": "exchanged" if is_adapter else "model",
             "stateful": {"lr_scheduler": scheduler},
         }
         if self._trainer is not None and self._trainer.eval_dataset is not None:
@@ -282,9 +283,7 @@ def _check(args: TrainingArguments) -> None:
 
 
 def _config(model: nn.Module) -> dict[str, Any]:
-    """Return the ``config.json`` that ``from_pretrained`` reads, or that of an adapter."""
-    if is_adapted(model):
-        return adapter_config(model)
+    """Return the ``config.json`` that ``from_pretrained`` reads."""
     inside = bare(model)
     describe = getattr(getattr(inside, "config", None), "to_dict", None)
     if not callable(describe):

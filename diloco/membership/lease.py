@@ -7,7 +7,6 @@ processes watch it (:mod:`diloco.membership.observer`).
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import threading
@@ -21,10 +20,13 @@ from diloco.errors import FencedOut
 from diloco.membership.observer import REPLICA
 from diloco.protocol import keys
 from diloco.protocol.control_pace import (
+    CALM_CHECK_EVERY,
     CHECK_EVERY,
-    LONGEST_LOOK_S,
     SUSPECTED_SHARE,
+    awaited_looks,
     calm_interval_s,
+    calm_looks_per_read,
+    looks_per_beat,
 )
 from diloco.protocol.reading import Damaged, read_record
 from diloco.protocol.records import (
@@ -51,9 +53,9 @@ DRAIN_WITHIN_S = 30.0
 """Default time of a ``drain`` command."""
 LONGEST_REASON = 200
 LIST_EVERY = 60
-"""Reads of the commands between two listings: of the commands, and of this replica's processes."""
-CHECKS_PER_LIST = LIST_EVERY // CHECK_EVERY
-"""Checks for a newer process between two listings of them."""
+"""Reads of the commands between two listings of them."""
+CHECKS_PER_LIST = 20
+"""Checks for a newer process between two listings of this replica's processes."""
 LONGEST_GAP = 100
 """Maximum number of consecutive missing commands that are skipped. The server does not write
 numbers beyond such a gap; skipping to one would hide the server's next commands."""
@@ -81,9 +83,11 @@ def claim_incarnation(store: Store, replica: int, *, nonce: str) -> Identity:
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The fields of a heartbeat that describe the progress of a replica. ``calm``: it needs few
-    heartbeats while no process asks for more."""
+    heartbeats while no process asks for more. ``ends_s``: monotonic time at which it will probably
+    have computed its steps."""
 
     calm: bool = False
+    ends_s: float = 0.0
     state: str = "syncing"
     round: int = 0
     step: int = 0
@@ -134,9 +138,11 @@ class Lease:
 
     A heartbeat that cannot be written is logged and retried at the next interval. While the
     progress is *calm*, most heartbeats are left out: one is written when state or round change, and
-    then one per heartbeat timeout. The lease shows this longer interval. A process that waits for
-    the replica creates :func:`diloco.protocol.keys.awaited` of its round, which is read as often
-    as the commands; then every heartbeat is written.
+    then one per heartbeat timeout, or fewer while the replica computes
+    (:func:`~diloco.protocol.control_pace.calm_interval_s`). The lease shows the interval. Commands
+    are read less often. A process that waits for the replica creates
+    :func:`diloco.protocol.keys.awaited` of its round, which is read as often as heartbeats are due
+    otherwise; then every heartbeat is written.
     """
 
     def __init__(
@@ -173,9 +179,10 @@ class Lease:
         self._progress = Progress()
         self._count = 0
         self._longest_gap_s = heartbeat_timeout_s / 2
-        self._beat_s, self._steady_s = clock.monotonic(), float("-inf")
-        self._contact_s = self._beat_s
-        self._calm_interval_s = max(interval_s, calm_interval_s(heartbeat_timeout_s))
+        self._contact_s, self._steady_s = clock.monotonic(), float("-inf")
+        self._next_beat_s = self._contact_s
+        self._calm_ticks = 0
+        self._timeout_s = heartbeat_timeout_s
         self._awaited_round = self._looked_round = 0
         self._shown = ("", 0)
         """State and round of the last heartbeat."""
@@ -214,11 +221,12 @@ class Lease:
         with self._lock:
             self._count += 1
             progress = self._progress
+            interval_s = self._interval_s(progress)
             beat = Heartbeat(
                 replica=self.identity.replica,
                 incarnation=self.identity.incarnation,
                 count=self._count,
-                interval_s=self._calm_interval_s if self._is_calm(progress) else self.interval_s,
+                interval_s=interval_s,
                 role=self._role,
                 started_wall_s=self._started_wall_s,
                 wall_s=self._clock.wall(),
@@ -237,9 +245,10 @@ class Lease:
         self._store.put(
             keys.beat(self.identity.replica, self.identity.incarnation), beat.to_bytes()
         )
-        self._beat_s = self._clock.monotonic()
+        now_s = self._clock.monotonic()
+        self._next_beat_s = now_s + interval_s
         self._shown = _shown(progress)
-        self._note_contact(self._beat_s)
+        self._note_contact(now_s)
 
     def _note_contact(self, now_s: float) -> None:
         if now_s - self._contact_s > self._longest_gap_s:
@@ -254,15 +263,17 @@ class Lease:
         now_s = self._clock.monotonic()
         return now_s if now_s - self._contact_s > self._longest_gap_s else self._steady_s
 
-    def look_around(self, *, newer: bool = True) -> None:
-        """Read new commands; with ``newer`` also check for a newer incarnation of this replica."""
+    def look_around(self, *, newer: bool = True, commands: bool = True) -> None:
+        """With ``newer`` check for a newer incarnation of this replica, with ``commands`` read new
+        commands."""
         try:
             if newer and not self.fenced and (found := self._newer_process()):
                 log.error("%s is fenced out by %s", self.identity, found)
                 self.fenced = True
         except ListingTooLong as error:  # commands must be read in any case
             log.error("cannot check for newer processes of this replica: %s", error)
-        self._read_commands()
+        if commands:
+            self._read_commands()
 
     def _newer_process(self) -> str:
         """Return the key of a newer process of this replica, or ''.
@@ -380,15 +391,20 @@ class Lease:
             self.beat()
 
     def _run(self) -> None:
-        looks_per_beat = math.ceil(self.interval_s / LONGEST_LOOK_S)
+        looks = looks_per_beat(self.interval_s)
+        calm_looks = calm_looks_per_read(self.interval_s / looks)
         look = 0
-        while not self._ended.wait(self.interval_s / looks_per_beat):
+        while not self._ended.wait(self.interval_s / looks):
             look += 1
+            calm = self._is_calm(self._progress)
             try:
-                self.look_around(newer=look % CHECK_EVERY == 0)
+                self.look_around(
+                    newer=look % (CALM_CHECK_EVERY if calm else CHECK_EVERY) == 0,
+                    commands=not calm or look % calm_looks == 0,
+                )
                 if self.fenced:
                     return  # the lease is the newer process's
-                if look % looks_per_beat == 0:
+                if look % looks == 0:
                     self.beat_if_due()
             except StoreError as error:
                 log.warning("heartbeat failed, will retry: %s", error)
@@ -397,8 +413,8 @@ class Lease:
         """Write a heartbeat, unless the replica is calm and its last one is recent."""
         progress, now_s = self._progress, self._clock.monotonic()
         self._ask_if_awaited(progress)
-        is_recent = now_s + self.interval_s / 2 < self._beat_s + self._calm_interval_s
-        if self._is_calm(progress) and is_recent and self._shown == _shown(progress):
+        is_early = now_s + self.interval_s / 2 < self._next_beat_s
+        if self._is_calm(progress) and is_early and self._shown == _shown(progress):
             self._note_contact(now_s)
         else:
             self.beat()
@@ -410,6 +426,18 @@ class Lease:
         progress = self._progress
         return not self._is_calm(progress) or progress.round != self._looked_round
 
+    def _interval_s(self, progress: Progress) -> float:
+        """Return the seconds until the next heartbeat if state and round stay the same."""
+        if not self._is_calm(progress):
+            return self.interval_s
+        return calm_interval_s(self._timeout_s, left_s=self._left_s(progress))
+
+    def _left_s(self, progress: Progress) -> float:
+        """Return the seconds for which the replica will probably compute."""
+        if progress.state != AWAITED_STATE:
+            return 0.0
+        return progress.ends_s - self._clock.monotonic()
+
     def _is_calm(self, progress: Progress) -> bool:
         is_awaited = progress.state == AWAITED_STATE and progress.round == self._awaited_round
         is_needed = progress.state not in CALM_STATES or progress.blocked is not None
@@ -419,6 +447,9 @@ class Lease:
         """Note whether a process waits for this replica. If the store does not answer, assume
         so."""
         if progress.state != AWAITED_STATE or not self._is_calm(progress):
+            return
+        self._calm_ticks += 1
+        if self._calm_ticks % awaited_looks(self._left_s(progress), self._timeout_s):
             return
         try:
             self._store.get_range(keys.awaited(progress.round), 0, 1)

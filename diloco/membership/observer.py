@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from diloco.clock import Clock
 from diloco.protocol import keys
-from diloco.protocol.control_pace import SUSPECTED_SHARE, calm_interval_s
+from diloco.protocol.control_pace import SUSPECTED_SHARE, calm_bound_s
 from diloco.protocol.parallel_reads import read_each
 from diloco.protocol.records import (
     AWAITED_STATE,
@@ -180,8 +180,7 @@ class Observer:
 
     def _calm_s(self, seen: _Seen) -> float:
         """Return how long a live replica can leave its lease unchanged beyond the timeout."""
-        is_calm = seen.beat.interval_s >= self._timeout_s
-        return calm_interval_s(self._timeout_s) if is_calm else 0.0
+        return calm_bound_s(seen.beat.interval_s, self._timeout_s)
 
     def _has_expired(self, replica: int, seen: _Seen, now_s: float) -> bool:
         """Return whether a lease has not changed for the timeout, at the time ``now_s``. For a calm

@@ -1,13 +1,15 @@
 """How often a replica makes the requests that are not data, and how many these are.
 
 Some follow the clock (heartbeats, commands, telemetry), the others the rounds. A replica that no
-process waits for is *calm*: it writes a heartbeat per heartbeat timeout instead of five, and reads
-whether it is awaited (:class:`diloco.membership.lease.Lease`).
+process waits for is *calm*: it writes a heartbeat per heartbeat timeout instead of five, fewer in
+the middle of its computation, and reads the commands less often. While it computes it reads whether
+it is awaited (:class:`diloco.membership.lease.Lease`).
 ``bench/control_traffic.py`` counts both under virtual time.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from diloco.protocol.settings import GroupSettings
@@ -20,8 +22,14 @@ SUSPECTED_SHARE = 0.5
 LONGEST_LOOK_S = 15.0
 """Longest time between two reads of the commands, also where heartbeats are further apart."""
 CHECK_EVERY = BEATS_PER_TIMEOUT
-"""Reads of the commands between two checks for a newer process of the replica."""
-TELEMETRY_INTERVAL_S = 15.0
+"""Looks between two checks for a newer process of the replica."""
+CALM_CHECK_EVERY = 2 * CHECK_EVERY
+"""The same for a calm replica."""
+CALM_LOOKS = 4
+"""Looks of a calm replica between two reads of the commands, if :data:`LONGEST_LOOK_S` allows."""
+MOST_CALM_TIMEOUTS = 3
+"""Longest time between two heartbeats of a calm replica, in heartbeat timeouts."""
+TELEMETRY_INTERVAL_S = 20.0
 """Default time between two segments of telemetry: how far the curves of the page can lag."""
 
 POLLS_PER_ROUND = 8
@@ -36,9 +44,42 @@ LISTINGS_PER_ROUND = 3
 """Listings of a replica that lists, in a round without a straggler."""
 
 
-def calm_interval_s(heartbeat_timeout_s: float) -> float:
-    """Return the seconds between two heartbeats of a replica that no process waits for."""
-    return heartbeat_timeout_s
+def calm_interval_s(heartbeat_timeout_s: float, *, left_s: float = 0.0) -> float:
+    """Return the seconds until the next heartbeat of a replica that no process waits for, and that
+    computes for another ``left_s``.
+
+    A process that begins to wait reads the last heartbeat alone: if it is old, the round goes on at
+    once. So one falls into the last timeout before the end of the computation, and those in the
+    middle of a long one are further apart.
+    """
+    longest_s = heartbeat_timeout_s * MOST_CALM_TIMEOUTS
+    return min(max(left_s - heartbeat_timeout_s, heartbeat_timeout_s), longest_s)
+
+
+def calm_bound_s(interval_s: float, heartbeat_timeout_s: float) -> float:
+    """Return how long a live replica whose lease has ``interval_s`` can leave it unchanged, in
+    addition to the heartbeat timeout: 0 if it is not calm, and never more than the longest calm
+    interval."""
+    if not interval_s >= heartbeat_timeout_s:  # also NaN
+        return 0.0
+    return min(interval_s, heartbeat_timeout_s * MOST_CALM_TIMEOUTS)
+
+
+def calm_looks_per_read(look_s: float) -> int:
+    """Return after how many looks a calm replica reads the commands."""
+    return max(1, min(CALM_LOOKS, int(LONGEST_LOOK_S / look_s)))
+
+
+def awaited_looks(left_s: float, heartbeat_timeout_s: float) -> int:
+    """Return after how many intervals a calm replica that computes for another ``left_s`` reads
+    whether it is awaited: it is not in the first part of a long round, unless it is much slower
+    than the others."""
+    return 2 if left_s > 2 * heartbeat_timeout_s else 1
+
+
+def looks_per_beat(interval_s: float) -> int:
+    """Return how many times a replica can read commands within the interval of its heartbeats."""
+    return math.ceil(interval_s / LONGEST_LOOK_S)
 
 
 def default_interval_s(heartbeat_timeout_s: float) -> float:
@@ -62,10 +103,15 @@ def control_requests(
     ``replicas`` is the mean number of live ones.
     """
     interval_s = default_interval_s(settings.heartbeat_timeout_s)
-    beats = wall_s / calm_interval_s(settings.heartbeat_timeout_s) + rounds
-    looks = wall_s / min(interval_s, LONGEST_LOOK_S)
+    timeout_s = settings.heartbeat_timeout_s
+    # One when it begins to compute, one when it has contributed, and those in between.
+    beats = 2 * rounds + max(0.0, wall_s - rounds * timeout_s) / (timeout_s * MOST_CALM_TIMEOUTS)
+    look_s = interval_s / looks_per_beat(interval_s)
+    reads = 1 / calm_looks_per_read(look_s) + 1 / CALM_CHECK_EVERY
     timed_puts = beats + wall_s / TELEMETRY_INTERVAL_S
-    timed_gets = looks * (1 + 1 / CHECK_EVERY) + wall_s / interval_s
+    often_s = min(wall_s, rounds * 2 * timeout_s)
+    awaited = (often_s + (wall_s - often_s) / awaited_looks(wall_s, timeout_s)) / interval_s
+    timed_gets = wall_s / look_s * reads + awaited
     listing = min(LISTING_REPLICAS, settings.num_replicas)
     round_puts = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)

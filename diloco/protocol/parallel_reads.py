@@ -12,12 +12,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from diloco.protocol.records import BadRecord, Record
 from diloco.store.base import MissingKey, Store, StoreUnavailable
+from diloco.store.daemon import DaemonPool
 from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class _ReadAhead:
         self._store = store
         self._requests = iter(requests)
         self._line = line
-        self._pool = ThreadPoolExecutor(line.most, thread_name_prefix="read_parts")
+        self._pool = DaemonPool(line.most, "read_parts")
         self._lock = threading.Lock()
         self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
         self._next = next(self._requests, None)
@@ -174,5 +175,6 @@ def call_each(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:
     """Return the result of ``function`` for each argument, a few calls at once."""
     if len(arguments) < 2:
         return [function(argument) for argument in arguments]
-    with ThreadPoolExecutor(min(RECORDS_IN_FLIGHT, len(arguments)), "read_each") as pool:
-        return list(pool.map(function, arguments))
+    with DaemonPool(min(RECORDS_IN_FLIGHT, len(arguments)), "read_each") as pool:
+        calls = [pool.submit(function, argument) for argument in arguments]
+        return [call.result() for call in calls]

@@ -11,7 +11,7 @@ import json
 import types
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self, Union
@@ -32,7 +32,7 @@ class Extensible:
     """Marks a record whose unknown fields are ignored, because later versions can add some."""
 
 
-BLANKS = b" \t"
+_AS_BLANKS = bytes.maketrans(b"01", b" \t")
 OPTIONAL = "optional"
 """Metadata key of a field that is omitted while it is None, because earlier readers reject it."""
 BOUNDS = "bounds"
@@ -47,7 +47,7 @@ def seal(body: bytes) -> bytes:
     record.
     """
     crc = zlib.crc32(body)
-    return b"\n" + bytes(BLANKS[crc >> shift & 1] for shift in range(31, -1, -1))
+    return b"\n" + f"{crc:032b}".encode().translate(_AS_BLANKS)
 
 
 def unsealed(data: bytes, where: str) -> bytes:
@@ -128,6 +128,8 @@ class _Shape:
     thousands of records."""
 
     hints: Mapping[str, Any]
+    accepted: Mapping[str, frozenset[type]]
+    """The types of each field's values that need no conversion."""
     required: frozenset[str]
     bounds: Mapping[str, tuple[int, int]]
     is_extensible: bool
@@ -139,6 +141,7 @@ def _shape(kind: type) -> _Shape:
     missing = dataclasses.MISSING
     return _Shape(
         hints={f.name: hints[f.name] for f in fields},
+        accepted={f.name: _accepted(hints[f.name]) for f in fields},
         required=frozenset(
             f.name for f in fields if f.default is missing and f.default_factory is missing
         ),
@@ -147,11 +150,16 @@ def _shape(kind: type) -> _Shape:
     )
 
 
-def _read_field(hint: Any, value: Any, where: str, name: str) -> Any:
-    """Like :func:`_read`. Most fields have exactly the type of their hint and need no more."""
-    if type(value) is hint and (hint is not int or -INT_LIMIT <= value < INT_LIMIT):
-        return value
-    return _read(hint, value, f"{where}.{name}")
+def _accepted(hint: Any) -> frozenset[type]:
+    """Return the types whose values a field with ``hint`` holds as they are, integers within
+    :data:`INT_LIMIT`."""
+    arguments = typing.get_args(hint) if _origin(hint) in (Union, types.UnionType) else (hint,)
+    return frozenset(arguments) & {int, float, str, bool, type(None)}
+
+
+_origin: Callable[[Any], Any] = cache(typing.get_origin)
+_arguments: Callable[[Any], tuple[Any, ...]] = cache(typing.get_args)
+_is_dataclass: Callable[[Any], bool] = cache(dataclasses.is_dataclass)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
@@ -163,7 +171,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         except ValueError as error:
             raise BadRecord(str(error)) from None
         return value
-    if dataclasses.is_dataclass(hint):
+    if _is_dataclass(hint):
         assert isinstance(hint, type)
         if not isinstance(value, dict):
             raise BadRecord(f"{where}: expected an object, found {type(value).__name__}")
@@ -174,15 +182,18 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         if absent := shape.required - value.keys():
             name = next(name for name in shape.hints if name in absent)
             raise BadRecord(f"{where}: expected a field {name!r}, found none")
-        known = {
-            name: _read_field(shape.hints[name], item, where, name)
-            for name, item in value.items()
-            if name in shape.hints
-        }
+        known: dict[str, Any] = {}
+        for name, item in value.items():
+            accepted = shape.accepted.get(name)
+            if accepted is None:
+                continue
+            kind = type(item)
+            is_right = kind in accepted and (kind is not int or -INT_LIMIT <= item < INT_LIMIT)
+            known[name] = item if is_right else _read(shape.hints[name], item, f"{where}.{name}")
         for name, (smallest, largest) in shape.bounds.items():
             _check_bounds(known.get(name), smallest, largest, f"{where}.{name}")
         return hint(**known)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _origin(hint), _arguments(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

@@ -6,10 +6,11 @@ request in one of them hangs.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +32,72 @@ def _call(functions: list[Callable[[], T]], called: Future[T]) -> None:
         called.set_exception(error)
     else:
         called.set_result(result)
+
+
+class DaemonPool:
+    """At most ``most`` calls at once, each in one of as many daemon threads. The part of
+    ``ThreadPoolExecutor`` that the library uses."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call ``function`` as soon as a thread is free. Raises :class:`RuntimeError` after
+        :meth:`shutdown`, and if the system starts no thread."""
+        called: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("expected an open pool, found one that was shut down")
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            self._calls.put((called, lambda: function(*arguments)))
+        return called
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Start no further call; with ``cancel_futures`` drop those that have not begun, with
+        ``wait`` wait for the others."""
+        with self._lock:
+            self._closed = True
+            while cancel_futures and (call := self._next_waiting()) is not None:
+                call[0].cancel()
+                call[0].set_running_or_notify_cancel()  # for those that wait for it
+            for _ in self._threads:
+                self._calls.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _next_waiting(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        try:
+            return self._calls.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            called, function = call
+            del call
+            if called.set_running_or_notify_cancel():
+                try:
+                    result = function()
+                except BaseException as error:
+                    called.set_exception(error)
+                else:
+                    called.set_result(result)
+                    del result
+            del called, function
+            self._idle.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()

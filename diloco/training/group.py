@@ -23,6 +23,7 @@ import random
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -42,6 +43,7 @@ from diloco.model.inner_state import Inner, Stateful
 from diloco.protocol.control_pace import default_interval_s
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
+from diloco.store.daemon import call_in_daemon
 from diloco.store.metered import MeteredStore
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import Startup
@@ -58,6 +60,10 @@ from diloco.training.round_loop import RoundLoop
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+END_S = 20.0
+"""For how long the last segment of telemetry, and then the last heartbeat, is awaited: longer than
+it is tried again."""
 
 
 class Group:
@@ -391,8 +397,12 @@ class Group:
         if state == "done":
             self._lease.update(round=self._loop.state.round - 1)
         for close in (self._telemetry.end, lambda: self._lease.end(state, message)):
+            ending = call_in_daemon(close, name="end")
+            if not wait([ending], timeout=END_S).done:
+                log.error("could not write the end of this process: a request of the store hangs")
+                continue
             try:
-                close()
+                ending.result()
             except StoreError as failure:
                 log.error("could not write the end of this process: %s", failure)
 

@@ -407,9 +407,14 @@ class RoundLoop:
 
     def set_state(self, state: str) -> None:
         """Show ``state`` in the lease and the telemetry."""
-        calm = state == "computing" and not len(self.inflight)
+        left_s = (self._round_steps - self.counter.steps_in_round) * self.counter.step_s
         self._lease.update(
-            state=state, round=self._promised_round(), step=self.data_step, message="", calm=calm
+            state=state,
+            round=self._promised_round(),
+            step=self.data_step,
+            message="",
+            calm=state == "computing" and not len(self.inflight),
+            ends_s=self._clock.monotonic() + left_s,
         )
         self._context.telemetry.phase(state=state, round=self.round)
 

@@ -4,7 +4,7 @@
     REPLICA_RANK=0 python examples/recipes/accelerate_loop.py URI FOLDER    one replica
     REPLICA_RANK=1 python examples/recipes/accelerate_loop.py URI FOLDER    the other, anywhere
 
-With torchrun or `accelerate launch` in place of python, several processes are one replica. The
+With torchrun or "accelerate launch" in place of python, several processes are one replica. The
 lines marked "diloco" are the difference to the script of a single worker.
 """
 

@@ -2,7 +2,7 @@
 
     python examples/recipes/tiny.py FOLDER
 
-trains a Llama of 20,000 parameters on generated sentences for some seconds and saves it with its
+trains a Llama of 22,500 parameters on generated sentences for some seconds and saves it with its
 tokenizer to FOLDER/base. Recipes that fine-tune it do so on the same sentences in reversed order.
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diloco.protocol.control_pace import calm_bound_s
 from executors.base import Cause, JobState
 from runs.states import (
     REPLICA_ENDED,
@@ -137,8 +138,7 @@ def _decide_by_silence(view: ReplicaView, beat: HeartbeatView) -> ReplicaDecisio
         return None
     interval_s = beat.interval_s or view.heartbeat_timeout_s / SUSPECT_AFTER_BEATS
     limit_s = min(SUSPECT_AFTER_BEATS * interval_s, view.heartbeat_timeout_s)
-    if interval_s >= view.heartbeat_timeout_s:  # no replica waits for it, so it has sent few
-        limit_s += view.heartbeat_timeout_s
+    limit_s += calm_bound_s(interval_s, view.heartbeat_timeout_s)
     if beat.age_s <= limit_s:
         return None
     status = "is unreachable"

@@ -1,9 +1,11 @@
-// Loss of several runs by tokens, by time since the first step, or by money.
+// Loss of several runs by tokens, by time since the first step, or by money. Tables and curves are
+// fetched again when the live stream reports a change of a run.
 
 import "./base.js";
 import * as format from "./lib/format.js";
 import { $, $$, cssColor, press, setText, url } from "./lib/dom.js";
-import { getJSON } from "./lib/live.js";
+import { getJSON, Live } from "./lib/live.js";
+import { refreshed } from "./lib/part.js";
 import { replicaDash, replicaHue, replicaSwatch } from "./lib/palette.js";
 import { Chart } from "./run/chart.js";
 import { rising } from "./run/curves.js";
@@ -11,9 +13,15 @@ import { rising } from "./run/curves.js";
 const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] };
 const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
 
-function comparePage() {
-  for (const place of $$("[data-swatch]"))
+const EVERY_MS = 10_000;
+
+function swatches(part) {
+  for (const place of $$("[data-swatch]", part))
     place.append(replicaSwatch(Number(place.dataset.swatch)));
+}
+
+function comparePage() {
+  swatches(document);
   const card = $("[data-compare]");
   if (card) begin(card);
 }
@@ -108,16 +116,32 @@ function begin(card) {
     link.href = target.href;
   });
 
-  getJSON(card.dataset.json).then(
-    (known) => {
-      chart.data = known;
-      draw();
-    },
-    () => {
-      $("[data-chart]", card).dataset.empty =
-        "Loading the curves failed. Reload the page to try again.";
-    },
-  );
+  async function load() {
+    chart.data = await getJSON(card.dataset.json);
+    draw();
+  }
+
+  load().catch(() => {
+    $("[data-chart]", card).dataset.empty =
+      "Loading the curves failed. Reload the page to try again.";
+  });
+  if (card.dataset.stream) follow(card.dataset.stream, load);
+}
+
+/** Tables and curves of runs that still work. */
+function follow(stream, load) {
+  const tables = refreshed($("[data-part]"), EVERY_MS, (content) => {
+    swatches(content);
+    load().catch(() => {}); // the curves shown stay; the next change loads them again
+  });
+  new Live({
+    dot: $("[data-conn]"),
+    stream,
+    topic: "list",
+    after: () => "",
+    onDelta: tables.soon,
+    poll: tables.now,
+  }).start();
 }
 
 comparePage();

@@ -56,10 +56,20 @@ function submitPage() {
     showErrors(form, Object.fromEntries([...touched].map((name) => [name, errors[name]])));
   }
 
+  /** A link to the first wrong field, which can be in a closed section. */
+  function toCorrect(names) {
+    const [name] = names;
+    const onclick = () => {
+      touched.add(name);
+      show(errorsNow);
+    };
+    const count = `${names.length} field${names.length === 1 ? "" : "s"} to correct`;
+    return h("a", { href: `#id_${name}`, dataset: { go: name }, onclick }, count);
+  }
+
   function showEstimate(estimate, errors) {
     for (const panel of panels) panel.toggleAttribute("data-stale", !estimate);
-    const wrong = Object.keys(errors).length;
-    setText(status, estimate ? "" : `${wrong} field${wrong === 1 ? "" : "s"} to correct`);
+    status.replaceChildren(estimate ? "" : toCorrect(Object.keys(errors)));
     if (!estimate) return;
     for (const cell of $$("[data-e]", form)) {
       const value = estimate[cell.dataset.e];

@@ -81,3 +81,18 @@ def test_arrow_keys_read_the_chart(window: Window, three: str) -> None:
     page.locator("[data-chart]").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("[data-announce]")).to_contain_text("0: H 40, as last week 6.095")
+
+
+def test_results_and_curves_follow_the_stream(window: Window, site: Site) -> None:
+    run = site.seed("name='Watched', committed=3")
+    page = window.open(f"/compare?ids={run}")
+    row = page.get_by_role("row").filter(has_text="Watched")
+    expect(page.locator("[data-conn][data-state=live]")).to_be_visible()
+    expect(page.locator("[data-chart] canvas")).to_be_visible()
+    site.python(
+        f"from runs.models import Run\nRun.objects.filter(pk={run!r}).update(eval_loss=1.2345)"
+    )
+    with page.expect_response("**/compare.json*"):
+        site.publish(run, run={"id": run})
+    expect(row.first).to_contain_text("1.234")
+    expect(row.first.locator("svg").first).to_be_attached()

@@ -87,6 +87,18 @@ def test_too_many(client: Client, operator_user: Any) -> None:
     assert names(pinned)[0] == runs[-1].name
 
 
+def test_a_part_has_the_tables_alone_and_only_working_runs_are_followed(
+    client: Client, operator_user: Any
+) -> None:
+    running = seed.run(operator_user, name="Going", committed=2)
+    ended = seed.run(operator_user, name="Done", state="succeeded", committed=2)
+    page = client.get("/compare", {"ids": f"{running.pk}"}).content.decode()
+    assert "data-conn" in page and "<noscript>" in page
+    part = client.get("/compare", {"ids": f"{running.pk}", "part": "1"}).content.decode()
+    assert "Going" in part and "<html" not in part
+    assert "data-conn" not in client.get("/compare", {"ids": ended.pk}).content.decode()
+
+
 def test_every_role_can_compare_runs(operator_user: Any) -> None:
     (run,) = make_runs(operator_user, 1)
     for kind in ("viewer", "owner", "stranger", "admin"):

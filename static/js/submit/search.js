@@ -89,10 +89,12 @@ export function settingSearch(form) {
     clear();
     const name = link.dataset.go;
     const place = document.getElementById(name) ?? document.getElementById(`id_${name}`);
-    reveal(place ?? form.elements[name]);
+    reveal(place ?? $(`[name="${name}"]`, form));
   });
   for (const link of $$(".submit-index a", form)) {
     link.addEventListener("click", () => {
+      input.value = "";
+      clear();
       const section = $(link.hash, form);
       if (section.matches("details")) section.open = true;
     });

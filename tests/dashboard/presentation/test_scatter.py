@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-from dashboard.presentation.scatter import HEIGHT, LEFT, RIGHT, WIDTH, scatter
+from dashboard.presentation.scatter import HEIGHT, LEFT, RIGHT, TICK_GAP, WIDTH, scatter
 
 
 def rows(*pairs: tuple[Any, float | None]) -> list[dict[str, Any]]:
@@ -38,7 +39,18 @@ def test_the_highest_value_is_on_top_and_runs_without_one_are_left_out() -> None
     assert scatter("F", "g", rows((1, 3.0), (2, 2.0))) is None
 
 
-def test_at_most_six_values_are_written() -> None:
-    plot = scatter("F", "f", rows(*((x, 1.0) for x in range(100))))
+def ticks(*values: Any) -> list[str]:
+    plot = scatter("F", "f", rows(*((value, 1.0) for value in values)))
     assert plot is not None
-    assert len(plot.ticks) <= 6
+    places = [tick.x for tick in plot.ticks]
+    assert all(b - a >= TICK_GAP for a, b in pairwise(places))
+    return [tick.text for tick in plot.ticks]
+
+
+def test_values_below_the_axis_have_room() -> None:
+    written = ticks(*range(100))
+    assert (written[0], written[-1]) == ("0", "99") and len(written) <= 6
+    assert ticks(*(1e-4 * 1.15**i for i in range(36)))[0] == "0.0001"
+    assert ticks(1, 1.01, 1.02, 3) == ["1", "3"]
+    assert ticks("fp32", "int8") == ["fp32", "int8"]
+    assert ticks(5, 5) == ["5"]

@@ -88,5 +88,8 @@ def test_an_adapter_of_another_base_model_is_refused_by_name(
 
 
 def test_other_adapters_than_lora_are_not_exported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected a LoRA adapter, found peft_type 'IA3'"):
+    with pytest.raises(ValueError, match=r"an adapter with peft_type 'LORA', found 'IA3'"):
         write_adapter(tmp_path, {"peft_type": "IA3", "adapter_name": "default"}, {})
+    biased = {"peft_type": "LORA", "bias": "all", "adapter_name": "default"}
+    with pytest.raises(ValueError, match=r"an adapter with bias 'none', found 'all'"):
+        write_adapter(tmp_path, biased, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.diloco.membership.lease_harness import (
     ROUND,
     TIMEOUT_S,
     CalmReplica,
+    write,
 )
 
 
@@ -50,6 +52,35 @@ def test_a_calm_replica_writes_one_heartbeat_per_timeout(calm: CalmReplica) -> N
     calm.lease.update(calm=False)
     assert calm.pass_intervals(4) == 4
     assert calm.shown().interval_s == INTERVAL_S
+
+
+def test_heartbeats_in_the_middle_of_a_long_computation_are_further_apart(
+    calm: CalmReplica,
+) -> None:
+    """A process that begins to wait when they end reads one that is at most a timeout old."""
+    calm.lease.update(round=ROUND + 1, ends_s=calm.clock.monotonic() + 4 * TIMEOUT_S)
+    assert calm.pass_intervals(1) == 1
+    assert calm.shown().interval_s == pytest.approx(3 * TIMEOUT_S - INTERVAL_S)
+    assert calm.pass_intervals(13) == 0
+    assert calm.pass_intervals(1) == 1
+    assert calm.shown().interval_s == TIMEOUT_S
+    assert calm.is_live()
+    calm.clock.sleep(2 * TIMEOUT_S)
+    assert not calm.is_live()
+
+
+def test_a_replica_in_the_middle_of_a_computation_can_be_awaited(calm: CalmReplica) -> None:
+    calm.lease.update(round=ROUND + 1, ends_s=calm.clock.monotonic() + 9 * TIMEOUT_S)
+    calm.pass_intervals(1)
+    assert calm.is_live()
+    calm.clock.sleep(2 * TIMEOUT_S)
+    assert calm.is_live() and not calm.observer.suspected()
+    calm.observer.ask([ME.replica])
+    assert calm.pass_intervals(2) >= 1, "before it is suspected"
+    assert calm.shown().interval_s == INTERVAL_S
+    calm.is_live()
+    calm.clock.sleep(TIMEOUT_S)
+    assert not calm.is_live()
 
 
 def test_a_change_of_state_or_round_is_shown_at_once(calm: CalmReplica) -> None:
@@ -197,10 +228,10 @@ def test_a_store_that_refuses_a_request_for_heartbeats_ends_no_round(
 
 @pytest.mark.parametrize("interval_s", [1e12, float("inf"), float("nan")])
 def test_a_lease_cannot_claim_a_longer_interval(calm: CalmReplica, interval_s: float) -> None:
-    calm.lease._calm_interval_s = interval_s
-    calm.lease.beat()
+    longer = dataclasses.replace(calm.shown(), count=99, interval_s=interval_s)
+    write(calm.store, longer)
     assert calm.is_live()
-    calm.clock.sleep(2 * TIMEOUT_S)
+    calm.clock.sleep(4 * TIMEOUT_S)
     assert not calm.is_live()
 
 

@@ -89,7 +89,8 @@ def test_a_reported_failure_counts_only_if_the_backend_is_unreachable(
         (0.0, 15.1, True),
         (15.0, 29.9, False),  # no other replica waits for it
         (15.0, 30.1, True),
-        (600.0, 30.1, True),  # cannot excuse itself from the group's timeout
+        (45.0, 59.9, False),  # in the middle of a long computation
+        (600.0, 60.1, True),  # cannot excuse itself from the group's timeout
     ],
 )
 def test_silence_makes_suspect(interval_s: float, age_s: float, suspect: bool) -> None:
