@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Count, F
+from django.db.models import Count, F, Q
 from django.utils import timezone
 
 from runs.models import Evaluation, EvaluationPlan
@@ -18,14 +18,18 @@ from runs.task_queue import enqueue
 from runs.times import due
 
 LONGEST_WAIT = timedelta(hours=1)
+AFTER_END = timedelta(days=1)
+"""How long new checkpoints of an ended run are looked for; a plan that is saved later considers
+those that there are."""
 AT_ONCE = 50
 
 
 def call_for_due() -> None:
     """Queue evaluations of new checkpoints, and enqueue a task for each whose step is due."""
     now = timezone.now()
+    is_live = Q(run__ended_at=None) | Q(run__ended_at__gt=now - AFTER_END) | Q(considered=0)
     plans = EvaluationPlan.objects.filter(
-        enabled=True, every__gt=0, run__delete_requested_at=None
+        is_live, enabled=True, every__gt=0, run__delete_requested_at=None
     ).annotate(written=Count("run__checkpoints"))
     for plan in plans.exclude(written=F("considered"))[:AT_ONCE]:
         queue_new(plan, now)

@@ -442,6 +442,15 @@ def test_deletion_of_a_run_waits_for_the_jobs(harness: Evaluations) -> None:
     assert not Run.objects.filter(pk=harness.run.pk).exists()
 
 
+def test_a_plan_of_a_run_that_ended_long_ago(harness: Evaluations) -> None:
+    long_ago = timezone.now() - datetime.timedelta(days=30)
+    Run.objects.filter(pk=harness.run.pk).update(state=RunState.SUCCEEDED, ended_at=long_ago)
+    harness.checkpoint(5, final=True)
+    harness.plan()
+    harness.tick()
+    assert harness.states() == {5: "running"}
+
+
 def test_an_added_plan_evaluates_what_is_kept(harness: Evaluations) -> None:
     for number in (0, 5, 10, 15, 20):
         harness.checkpoint(number)
