@@ -275,8 +275,17 @@ def _add_read_commands(commands: Subparsers) -> None:
         "export", read_commands.export, "write all rows of a table to a file"
     )
     export.add_argument("table", choices=TABLES)
-    export.add_argument("--format", choices=FORMATS, default="csv")
-    export.add_argument("-o", "--output", metavar="FILE", help="- is standard output")
+    _file_options(export)
+    listed = commands.add(
+        "export-runs", read_commands.export_runs, "write one row per run to a file"
+    )
+    listed.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
+    _file_options(listed)
+
+
+def _file_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=FORMATS, default="csv")
+    command.add_argument("-o", "--output", metavar="FILE", help="- is standard output")
 
 
 def _add_fleet_commands(commands: Subparsers) -> None:

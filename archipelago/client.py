@@ -205,16 +205,14 @@ class Client(FrameClient):
 
     def export(self, run: str, table: str, format: str, *, to: Path) -> int:
         """Write all rows to the file ``to``, atomically. Returns its size in bytes."""
-        part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
-        size = 0
-        try:
-            with part.open("wb") as file:
-                for chunk in self.export_stream(run, table, format):
-                    size += file.write(chunk)
-            part.replace(to)
-        finally:
-            part.unlink(missing_ok=True)
-        return size
+        return _write(self.export_stream(run, table, format), to)
+
+    def export_runs(self, format: str, *, query: str = "", to: Path) -> int:
+        """Write one row per run that matches to the file ``to``. Returns its size in bytes."""
+        return _write(self.export_runs_stream(format, query=query), to)
+
+    def export_runs_stream(self, format: str, *, query: str = "") -> Iterator[bytes]:
+        return self._http.stream(f"/runs/export.{quote(format)}", {"q": query})
 
     def export_stream(self, run: str, table: str, format: str) -> Iterator[bytes]:
         return self._http.stream(f"/runs/{quote(run)}/export/{quote(table)}.{quote(format)}")
@@ -465,3 +463,17 @@ class Client(FrameClient):
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._http.call("POST", path, body=body)[1]
+
+
+def _write(chunks: Iterator[bytes], to: Path) -> int:
+    """Write to a file of another name first, so that ``to`` is complete or unchanged."""
+    part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
+    size = 0
+    try:
+        with part.open("wb") as file:
+            for chunk in chunks:
+                size += file.write(chunk)
+        part.replace(to)
+    finally:
+        part.unlink(missing_ok=True)
+    return size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -250,13 +251,26 @@ def document(client: Client, options: argparse.Namespace) -> int:
 def export(client: Client, options: argparse.Namespace) -> int:
     run = client.find(options.run)
     if options.output == "-":
-        for chunk in client.export_stream(run.id, options.table, options.format):
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
-        return 0
+        return _to_standard_output(client.export_stream(run.id, options.table, options.format))
     name = options.output or f"{run.id[:8]}-{options.table}.{options.format}"
     written = client.export(run.id, options.table, options.format, to=Path(name))
     print(f"{name}: {terminal.size(written)}", file=sys.stderr)
+    return 0
+
+
+def export_runs(client: Client, options: argparse.Namespace) -> int:
+    if options.output == "-":
+        return _to_standard_output(client.export_runs_stream(options.format, query=options.query))
+    name = options.output or f"runs.{options.format}"
+    written = client.export_runs(options.format, query=options.query, to=Path(name))
+    print(f"{name}: {terminal.size(written)}", file=sys.stderr)
+    return 0
+
+
+def _to_standard_output(chunks: Iterator[bytes]) -> int:
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
     return 0
 
 

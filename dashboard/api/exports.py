@@ -1,19 +1,22 @@
-"""Export tables of a run as files. The response is streamed while rows are read."""
+"""Export the list of runs, or a table of a run, as a file that is streamed while rows are read."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
 from django.utils.text import slugify
-from ninja import Router
+from ninja import Query, Router
 
-from dashboard.api.auth import run_to_see
+from dashboard.api.auth import reader, run_to_see
 from dashboard.api.problems import Problem, answer
-from dashboard.api.types import RunId
+from dashboard.api.types import NO_NUL, RunId
 from dashboard.downloads import attachment
-from runs.queries.export_formats import CONTENT_TYPES, NoParquet, writer_of
-from runs.queries.exports import TABLES
+from runs.queries import list_export, search, selectors
+from runs.queries.export_formats import CONTENT_TYPES, Columns, NoParquet, writer_of
+from runs.queries.exports import TABLES, Chunk
+from runs.queries.listing import NEWEST, Order
 
 router = Router(tags=["export"])
 
@@ -27,6 +30,31 @@ _FILES: dict[str, Any] = {
 }
 
 
+Format = Literal[tuple(CONTENT_TYPES)]  # type: ignore[valid-type]
+
+
+@router.get(
+    "/runs/export.{format}",
+    response={401: Problem, 403: Problem, 422: Problem, 501: Problem},
+    openapi_extra=_FILES,
+)
+def export_runs(
+    request: HttpRequest,
+    format: Format,  # type: ignore[valid-type]
+    q: Annotated[
+        str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="Search query")
+    ] = "",
+    sort: Annotated[
+        str, Query(max_length=40, pattern=NO_NUL, description="Column; - is descending")
+    ] = NEWEST,
+) -> Any:
+    """All runs that match, one row each, with their group settings as JSON."""
+    user = reader(request)
+    runs = search.matching(selectors.runs_for(user), search.parse(q), user=user)
+    rows = list_export.chunks(runs, Order.of(sort))
+    return _file(request, list_export.COLUMNS, rows, name=f"runs.{format}", format=format)
+
+
 @router.get(
     "/runs/{uuid:run_id}/export/{table}.{format}",
     response={401: Problem, 403: Problem, 404: Problem, 422: Problem, 501: Problem},
@@ -36,17 +64,23 @@ def export(
     request: HttpRequest,
     run_id: RunId,
     table: Literal[tuple(TABLES)],  # type: ignore[valid-type]
-    format: Literal[tuple(CONTENT_TYPES)],  # type: ignore[valid-type]
+    format: Format,  # type: ignore[valid-type]
 ) -> Any:
     """All rows, never sampled. Parquet needs pyarrow on the server: 501 without it."""
     run = run_to_see(request, run_id)
+    wanted = TABLES[table]
+    name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{table}.{format}"
+    return _file(request, wanted.columns, wanted.chunks(run), name=name, format=format)
+
+
+def _file(
+    request: HttpRequest, columns: Columns, rows: Iterator[Chunk], *, name: str, format: str
+) -> Any:
     try:
         write = writer_of(format)
     except NoParquet as error:
         return answer(request, 501, str(error))
-    wanted = TABLES[table]
-    body = write(wanted.columns, wanted.chunks(run))
-    name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{table}.{format}"
+    body = write(columns, rows)
     response = attachment(
         request, body, name=name, content_type=CONTENT_TYPES[format], database=True
     )

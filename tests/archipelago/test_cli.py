@@ -224,6 +224,15 @@ def test_export(run: Any, tmp_path: Path, capsysbinary: Any) -> None:
     assert [json.loads(line)["round"] for line in lines[:3]] == [1, 2, 3]
 
 
+def test_export_of_runs(run: Any, tmp_path: Path, capsysbinary: Any) -> None:
+    path = tmp_path / "runs.csv"
+    assert main(["export-runs", "-q", "state:running", "-o", str(path)]) == 0
+    assert [row["id"] for row in csv.DictReader(path.open())] == [str(run.pk)]
+    capsysbinary.readouterr()
+    assert main(["export-runs", "-q", "state:failed", "--format", "jsonl", "-o", "-"]) == 0
+    assert capsysbinary.readouterr().out == b""
+
+
 def test_scale_restart_and_stop(call: Call, run: Any) -> None:
     result = call("scale", "last", "3")
     assert (result.code, result.out.split(": ")[1]) == (0, "3 wanted, 1 more\n")

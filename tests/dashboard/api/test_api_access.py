@@ -36,6 +36,7 @@ CALLS = {
     ("get", f"{RUN}/series"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/points?series=loss&replica=0"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/checkpoints"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/runs/export.csv"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/export/rounds.csv"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/trackers"): (UNKNOWN, OK, OK, OK, OK),
     ("get", f"{RUN}/mirrors"): (UNKNOWN, OK, OK, OK, OK),

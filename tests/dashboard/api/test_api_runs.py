@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from diloco.protocol.settings import setting_fields
 from runs.models import Run
+from runs.queries import list_export
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db
@@ -250,3 +254,38 @@ def test_export_without_pyarrow(owner: Any, run: Any, monkeypatch: pytest.Monkey
     response = owner.get(f"/runs/{run.pk}/export/rounds.parquet")
     assert response.status_code == 501
     assert "expected pyarrow on the server" in response.json()["detail"]
+
+
+def test_the_runs_of_a_query_are_exported_in_its_order(
+    owner: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_export, "PAGE", 2)
+    for name in ("c", "a", "b", "=1+1"):
+        tagged = seed.run(run.owner, name=name, committed=0, replicas=1)
+        Run.objects.filter(pk=tagged.pk).update(tags=["x", "y"])
+    response = owner.get("/runs/export.csv", q="tag:x", sort="name", columns="name")
+    assert response["Content-Disposition"] == 'attachment; filename="runs.csv"'
+    text = b"".join(response.streaming_content).decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [row["name"] for row in rows] == ["'=1+1", "a", "b", "c"]  # no formula
+    assert rows[1]["tags"] == "x, y"
+    assert rows[1]["backends"] == "local"
+    assert json.loads(rows[1]["settings"])["sync_every"] == run.settings.sync_every
+    assert list(rows[0]) == list(list_export.COLUMNS)
+
+
+def test_an_export_of_runs_refuses_a_wrong_query(owner: Any, run: Any) -> None:
+    response = owner.get("/runs/export.csv", q="loss<x")
+    assert response.status_code == 422
+    empty = owner.get("/runs/export.jsonl", q="name-that-no-run-has")
+    assert b"".join(empty.streaming_content) == b""
+
+
+def test_every_column_of_the_export_has_a_valid_value(owner: Any, run: Any) -> None:
+    """Values that a column can hold, whatever wrote them."""
+    Run.objects.filter(pk=run.pk).update(
+        tags={"a": 1}, eval_loss=math.inf, cost_usd=1.0, group_settings=["x"], tokens=2**62
+    )
+    for format in ("csv", "jsonl"):
+        body = b"".join(owner.get(f"/runs/export.{format}").streaming_content)
+        assert str(run.pk).encode() in body
