@@ -134,7 +134,7 @@ def remove_plan(run: Run, name: str, *, actor: User) -> bool:
     plan = EvaluationPlan.objects.filter(run=run, name=name).first()
     if plan is None:
         return False
-    if plan.evaluations.filter(state__in=(State.RUNNING, State.CANCELLING)).exists():
+    if plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
         raise ActionRefused(f"cancel the running evaluation of {plan} first")
     with transaction.atomic():
         plan.delete()

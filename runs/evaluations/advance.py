@@ -102,7 +102,7 @@ def _begin(row: Evaluation, now: datetime) -> timedelta:
         update_row(row, Q(state=State.QUEUED), message=clean_text(refusal, 500))
         return AFTER_BUDGET
     others = Evaluation.objects.filter(run=row.run).exclude(pk=row.pk)
-    busy = Q(state__in=(State.RUNNING, State.CANCELLING))
+    busy = Q(state__in=Evaluation.WITH_JOB)
     older = Q(state=State.QUEUED, round__lt=row.round, next_at__lte=now + SOON)
     if others.filter(busy | older).exists():
         return EVERY
@@ -110,7 +110,8 @@ def _begin(row: Evaluation, now: datetime) -> timedelta:
         _end(row, State.SKIPPED, reason)
         return EVERY
     attempt = jobs.begin_attempt(row)
-    jobs.launch(attempt, store)
+    if attempt is not None:
+        jobs.launch(attempt, store)
     return EVERY
 
 

@@ -16,7 +16,7 @@ from executors.base import Cause, LaunchRefused
 from runs.actions import deletion, evaluations
 from runs.actions.evaluations import PlanDraft
 from runs.backends.code_bundle import CodeBundle
-from runs.evaluations import advance, schedule
+from runs.evaluations import advance, jobs, schedule
 from runs.evaluations.schedule import wanted_rounds
 from runs.exceptions import ActionRefused, InvalidRun, LaunchLater
 from runs.metrics import charts
@@ -172,8 +172,6 @@ def test_a_worker_that_is_killed_leaves_one_job_and_one_result(
     harness: Evaluations, monkeypatch: pytest.MonkeyPatch, fatal: str
 ) -> None:
     """Killed after each write or call; the next workers finish the evaluation."""
-    import runs.evaluations.jobs as jobs
-
     calls = {
         "begin": (jobs, "begin_attempt"),
         "launched": (harness.executor, "ensure"),
@@ -329,6 +327,46 @@ def test_cancel_ends_the_job_first(harness: Evaluations) -> None:
     harness.end(Cause.CANCELLED)
     harness.tick()
     assert harness.states() == {5: "cancelled"}
+
+
+def test_an_evaluation_that_is_cancelled_while_it_begins_has_no_job(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = jobs.begin_attempt
+
+    def begin(row: Evaluation) -> EvaluationAttempt | None:
+        assert evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
+        return real(row)
+
+    monkeypatch.setattr(jobs, "begin_attempt", begin)
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    harness.tick()
+    assert harness.states() == {5: "cancelled"}
+    assert harness.executor.launches == 0
+
+
+def test_two_workers_begin_one_evaluation_of_a_run(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second worker makes its step while the first has claimed, but not begun its own."""
+    real = jobs.begin_attempt
+    others = [10]
+
+    def begin(row: Evaluation) -> EvaluationAttempt | None:
+        if others:
+            advance.advance(Evaluation.objects.get(round=others.pop()).pk)
+        return real(row)
+
+    monkeypatch.setattr(jobs, "begin_attempt", begin)
+    harness.plan()
+    harness.checkpoint(5)
+    harness.checkpoint(10)
+    schedule.call_for_due()
+    advance.advance(Evaluation.objects.get(round=5).pk)
+    assert sorted(harness.states().values()) == ["queued", "running"]
+    assert harness.executor.launches == 1
 
 
 def test_an_unavailable_backend_is_asked_again(harness: Evaluations) -> None:
