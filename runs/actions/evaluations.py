@@ -83,6 +83,11 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
                     "name",
                     f"enter another name: {plan.name} has results of other data or tasks",
                 )
+            moves = (plan.backend, plan.credential_id) != (draft.backend, draft.credential)
+            if moves and plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
+                raise InvalidRun(
+                    "backend", f"cancel the evaluation of {plan} that runs on {plan.backend} first"
+                )
             done = "changed"
         plan.spec = spec
         for name, value in columns.items():

@@ -54,6 +54,7 @@ def begin_attempt(evaluation: Evaluation) -> EvaluationAttempt | None:
         is_queued = Q(state=Evaluation.State.QUEUED)
         if not update_row(evaluation, is_queued, state=Evaluation.State.RUNNING, message=""):
             return None
+        plan.refresh_from_db()  # from here on it keeps its backend
         last = evaluation.attempts.aggregate(last=Max("number"))["last"] or 0
         return EvaluationAttempt.objects.create(
             evaluation=evaluation,

@@ -252,6 +252,20 @@ def test_a_permanent_error_is_not_repeated_and_its_reason_is_shown(
     assert "INFO reading" in row.attempts.get().log
 
 
+def test_a_plan_with_a_job_keeps_its_backend(harness: Evaluations) -> None:
+    """The next step would look for the job on the other backend."""
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    with pytest.raises(InvalidRun, match="cancel the evaluation of val that runs on local first"):
+        harness.plan(backend="modal", hardware="L4")
+    harness.plan(every=2)
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    assert harness.plan(backend="modal", hardware="L4").backend == "modal"
+
+
 def test_deleted_weights_are_skipped(harness: Evaluations) -> None:
     harness.plan()
     harness.checkpoint(5, weights=False)
