@@ -21,6 +21,7 @@ from runs.evaluations.schedule import wanted_rounds
 from runs.exceptions import ActionRefused, InvalidRun, LaunchLater
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
+from runs.queries.evaluations import plan_rows
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs import run_harness as w
@@ -264,6 +265,18 @@ def test_a_plan_with_a_job_keeps_its_backend(harness: Evaluations) -> None:
     harness.end()
     harness.tick()
     assert harness.plan(backend="modal", hardware="L4").backend == "modal"
+
+
+def test_a_plan_has_no_series_of_a_plan_whose_name_it_begins(harness: Evaluations) -> None:
+    for name in ("val", "val-2"):
+        harness.plan(name=name)
+    harness.checkpoint(5)
+    harness.write(5, 2.5)
+    harness.tick()
+    assert {row["name"]: row["series"] for row in plan_rows(harness.run)} == {
+        "val": ["eval-val-loss", "eval-val-perplexity"],
+        "val-2": ["eval-val-2-loss", "eval-val-2-perplexity"],
+    }
 
 
 def test_deleted_weights_are_skipped(harness: Evaluations) -> None:
