@@ -160,7 +160,8 @@ def evaluate(run: Run, name: str, *, actor: User, round: int | None = None) -> b
     if number not in rounds:
         raise ActionRefused(f"expected a round with a checkpoint, found {number}")
     now = timezone.now()
-    again = {"state": State.QUEUED, "next_at": now, "failures": 0, "message": "", "ended_at": None}
+    again = {"state": State.QUEUED, "created_at": now, "next_at": now, "ended_at": None}
+    again |= {"failures": 0, "message": ""}
     ended = plan.evaluations.filter(
         round=number, state__in=(State.FAILED, State.CANCELLED, State.SKIPPED)
     )

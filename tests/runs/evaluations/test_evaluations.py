@@ -12,6 +12,7 @@ from django.utils import timezone
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
+from diloco.store.base import Store, StoreUnavailable
 from executors.base import Cause, LaunchRefused
 from runs.actions import deletion, evaluations
 from runs.actions.evaluations import PlanDraft
@@ -407,6 +408,46 @@ def test_an_unavailable_backend_is_asked_again(harness: Evaluations) -> None:
     harness.clock.pass_s(10)
     harness.tick()
     assert harness.executor.launches == 1
+
+
+def test_a_backend_that_stays_unavailable_does_not_hold_the_others(harness: Evaluations) -> None:
+    harness.plan(every=0)
+    harness.checkpoint(5)
+    harness.executor.away = "no capacity in the region"
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "running"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message) == ("failed", "no capacity in the region")
+    # A repetition is tried as long as the first time.
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "running"}
+    harness.executor.away = ""
+    harness.clock.pass_s(60)
+    harness.tick()
+    assert harness.executor.launches == 1
+
+
+def test_a_repeated_evaluation_waits_for_the_bucket(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan(every=0)
+    harness.checkpoint(5, weights=False)
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "skipped"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+
+    def away(row: Evaluation, store: Store) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(advance, "read_result", away)
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "queued"}
 
 
 def test_a_refused_launch_fails_with_the_reason(harness: Evaluations) -> None:
