@@ -206,6 +206,10 @@ def _yaml(text: str) -> Any:
         raise ValueError(f"{error.problem or error.context}{where}") from None
     except yaml.YAMLError as error:
         raise ValueError(str(error).splitlines()[0]) from None
+    except OverflowError:  # "\UFFFFFFFF"
+        raise ValueError(
+            "expected an escape of a Unicode character, found a larger number"
+        ) from None
 
 
 _PARSERS: dict[Format, Callable[[str], Any]] = {"json": _json, "toml": _toml, "yaml": _yaml}
