@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from diloco.trackers.base import MirroredRun, Open, Outcome, TrackerError, TrackerRow
+from diloco.trackers.base import (
+    BATCH_VALUES,
+    MirroredRun,
+    Open,
+    Outcome,
+    TrackerError,
+    TrackerRow,
+)
 from diloco.trackers.http import HttpError, JsonClient, default_open
 
 TAG = "archipelago.run"
@@ -73,7 +80,11 @@ class MLflowTracker:
             for row in rows
             for name, value in row.named_values().items()
         ]
-        self._client.post(f"{_API}/runs/log-batch", {"run_id": state["run_id"], "metrics": metrics})
+        for first in range(0, len(metrics), BATCH_VALUES):  # a row can have more
+            part = metrics[first : first + BATCH_VALUES]
+            self._client.post(
+                f"{_API}/runs/log-batch", {"run_id": state["run_id"], "metrics": part}
+            )
         return state
 
     def finish(self, run: MirroredRun, outcome: Outcome, state: dict[str, Any]) -> dict[str, Any]:

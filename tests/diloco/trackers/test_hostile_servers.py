@@ -54,3 +54,19 @@ def test_a_secret_that_no_header_holds_is_not_quoted(token: str) -> None:
 def test_an_address_without_a_host_is_an_error_of_the_tracker(server: str) -> None:
     with pytest.raises(TrackerError, match="does not answer"):
         MLflowTracker(server, "islands").start(RUN, {})
+
+
+def test_a_row_of_many_values_is_delivered_in_requests_that_mlflow_accepts() -> None:
+    """Eight evaluations of a checkpoint can have 1,600 metrics at one round."""
+    sent: list[list[str]] = []
+
+    def open(request: urllib.request.Request, *, timeout_s: float) -> Any:
+        assert isinstance(request.data, bytes)
+        sent.append([metric["key"] for metric in json.loads(request.data)["metrics"]])
+        return io.BytesIO(b"{}")
+
+    values = {f"m{n}": 1.0 for n in range(1600)}
+    row = TrackerRow(number=0, owner="", step=1, wall_s=1.0, values=values)
+    MLflowTracker("http://tracker", "islands", open=open).log(RUN, [row], {"run_id": "1"})
+    assert [len(keys) for keys in sent] == [1000, 600]
+    assert [key for keys in sent for key in keys] == list(values)
