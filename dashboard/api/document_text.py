@@ -16,6 +16,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -135,7 +136,16 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object with unique names, as in TOML and YAML."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise Unfit(f"expected {names.most_common(1)[0][0][:80]!r} once, found it twice")
+    return result
 
 
 def _toml(text: str) -> Any:
@@ -206,6 +216,10 @@ def _yaml(text: str) -> Any:
         raise ValueError(f"{error.problem or error.context}{where}") from None
     except yaml.YAMLError as error:
         raise ValueError(str(error).splitlines()[0]) from None
+    except OverflowError:  # "\UFFFFFFFF"
+        raise ValueError(
+            "expected an escape of a Unicode character, found a larger number"
+        ) from None
 
 
 _PARSERS: dict[Format, Callable[[str], Any]] = {"json": _json, "toml": _toml, "yaml": _yaml}

@@ -31,6 +31,9 @@ class JsonClient:
     def __init__(self, base: str, *, headers: dict[str, str], open: Open = default_open) -> None:
         if not base.startswith(("http://", "https://")):
             raise TrackerError(f"expected an address with http:// or https://, found {base[:80]!r}")
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise TrackerError(f"a secret has characters that the header {name} cannot hold")
         self._base = base.rstrip("/")
         self._headers = headers
         self._open = open
@@ -42,19 +45,23 @@ class JsonClient:
         return self._request("GET", path, None)
 
     def _request(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
-        request = urllib.request.Request(  # noqa: S310 -- see __init__
-            f"{self._base}/{path}",
-            method=method,
-            data=data,
-            headers={"Content-Type": "application/json", **self._headers},
-        )
         try:
+            request = urllib.request.Request(  # noqa: S310 -- see __init__
+                f"{self._base}/{path}",
+                method=method,
+                data=data,
+                headers={"Content-Type": "application/json", **self._headers},
+            )
             with self._open(request, timeout_s=TIMEOUT_S) as response:
                 text = response.read(RESPONSE_LIMIT + 1)
         except urllib.error.HTTPError as error:
             with error:
                 raise HttpError(error.code, _detail(error)) from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        except (
+            http.client.HTTPException,
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: no host name
             reason = getattr(error, "reason", None) or error
             raise TrackerError(f"{self._base} does not answer: {reason}") from None
         if len(text) > RESPONSE_LIMIT:

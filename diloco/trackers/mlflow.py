@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from diloco.trackers.base import MirroredRun, Open, Outcome, TrackerRow
+from diloco.trackers.base import (
+    BATCH_VALUES,
+    MirroredRun,
+    Open,
+    Outcome,
+    TrackerError,
+    TrackerRow,
+)
 from diloco.trackers.http import HttpError, JsonClient, default_open
 
 TAG = "archipelago.run"
@@ -20,6 +28,7 @@ PARAMS = 100
 """Parameters in one request, and characters of a value below."""
 PARAM_LENGTH = 500
 _API = "api/2.0/mlflow"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STATUS: dict[Outcome, str] = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
@@ -71,7 +80,11 @@ class MLflowTracker:
             for row in rows
             for name, value in row.named_values().items()
         ]
-        self._client.post(f"{_API}/runs/log-batch", {"run_id": state["run_id"], "metrics": metrics})
+        for first in range(0, len(metrics), BATCH_VALUES):  # a row can have more
+            part = metrics[first : first + BATCH_VALUES]
+            self._client.post(
+                f"{_API}/runs/log-batch", {"run_id": state["run_id"], "metrics": part}
+            )
         return state
 
     def finish(self, run: MirroredRun, outcome: Outcome, state: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +100,12 @@ class MLflowTracker:
     def _experiment_id(self) -> str:
         path = f"{_API}/experiments/get-by-name?experiment_name={quote(self._experiment, safe='')}"
         try:
-            return str(self._client.get(path)["experiment"]["experiment_id"])
+            return _id(self._client.get(path), "experiment", "experiment_id")
         except HttpError as error:
             if error.status != 404:
                 raise
         body = {"name": self._experiment}
-        return str(self._client.post(f"{_API}/experiments/create", body)["experiment_id"])
+        return _id(self._client.post(f"{_API}/experiments/create", body), "experiment_id")
 
     def _find(self, experiment: str, run: MirroredRun) -> str:
         found = self._client.post(
@@ -103,8 +116,7 @@ class MLflowTracker:
                 "max_results": 1,
             },
         )
-        runs = found.get("runs") or []
-        return str(runs[0]["info"]["run_id"]) if runs else ""
+        return _id(found, "runs", 0, "info", "run_id") if found.get("runs") else ""
 
     def _create(self, experiment: str, run: MirroredRun) -> str:
         tags = [{"key": TAG, "value": run.id}]
@@ -118,7 +130,19 @@ class MLflowTracker:
                 "tags": tags,
             },
         )
-        return str(created["run"]["info"]["run_id"])
+        return _id(created, "run", "info", "run_id")
+
+
+def _id(answer: Any, *path: str | int) -> str:
+    """The identifier at ``path`` of an answer. Raises :class:`TrackerError` for another answer."""
+    for part in path:
+        try:
+            answer = answer[part]
+        except (KeyError, IndexError, TypeError):
+            answer = None
+    if not isinstance(answer, str | int) or not _ID.fullmatch(str(answer)):
+        raise TrackerError(f"expected an answer of MLflow with {path[-1]}, found another")
+    return str(answer)
 
 
 def _number(value: float) -> float | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.contrib.auth.models import User
 from django.utils import timezone
@@ -11,6 +11,7 @@ from runs.models import AlertsRead
 
 RESOLUTION = timedelta(milliseconds=1)
 """Times of pages and API are cut off after milliseconds."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AHEAD = timedelta(seconds=5)
 """A browser cannot mark alerts as read that open later."""
 
@@ -22,7 +23,7 @@ def mark_read(user: User, *, until: datetime | None = None) -> bool:
     unread.
     """
     now = timezone.now()
-    at = min(until + RESOLUTION, now + AHEAD) if until else now
+    at = min(max(until, EPOCH), now + AHEAD) + RESOLUTION if until else now
     row, created = AlertsRead.objects.get_or_create(user=user, defaults={"read_at": at})
     if created:
         return True

@@ -83,6 +83,11 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
                     "name",
                     f"enter another name: {plan.name} has results of other data or tasks",
                 )
+            moves = (plan.backend, plan.credential_id) != (draft.backend, draft.credential)
+            if moves and plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
+                raise InvalidRun(
+                    "backend", f"cancel the evaluation of {plan} that runs on {plan.backend} first"
+                )
             done = "changed"
         plan.spec = spec
         for name, value in columns.items():
@@ -134,7 +139,7 @@ def remove_plan(run: Run, name: str, *, actor: User) -> bool:
     plan = EvaluationPlan.objects.filter(run=run, name=name).first()
     if plan is None:
         return False
-    if plan.evaluations.filter(state__in=(State.RUNNING, State.CANCELLING)).exists():
+    if plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
         raise ActionRefused(f"cancel the running evaluation of {plan} first")
     with transaction.atomic():
         plan.delete()
@@ -155,7 +160,8 @@ def evaluate(run: Run, name: str, *, actor: User, round: int | None = None) -> b
     if number not in rounds:
         raise ActionRefused(f"expected a round with a checkpoint, found {number}")
     now = timezone.now()
-    again = {"state": State.QUEUED, "next_at": now, "failures": 0, "message": "", "ended_at": None}
+    again = {"state": State.QUEUED, "created_at": now, "next_at": now, "ended_at": None}
+    again |= {"failures": 0, "message": ""}
     ended = plan.evaluations.filter(
         round=number, state__in=(State.FAILED, State.CANCELLED, State.SKIPPED)
     )

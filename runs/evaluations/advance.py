@@ -41,7 +41,7 @@ AFTER_BUDGET = timedelta(minutes=5)
 FIRST_RETRY, LATER_RETRY = timedelta(seconds=10), timedelta(minutes=1)
 """Pauses after an error, and after the same error again."""
 GIVE_UP = timedelta(hours=6)
-"""How long an unavailable backend or bucket is retried."""
+"""How long an unavailable backend or bucket is retried, unless there can be a job."""
 UNLAUNCHED_AFTER = timedelta(seconds=30)
 """A cancelled launch without a job after this time has none."""
 
@@ -102,7 +102,7 @@ def _begin(row: Evaluation, now: datetime) -> timedelta:
         update_row(row, Q(state=State.QUEUED), message=clean_text(refusal, 500))
         return AFTER_BUDGET
     others = Evaluation.objects.filter(run=row.run).exclude(pk=row.pk)
-    busy = Q(state__in=(State.RUNNING, State.CANCELLING))
+    busy = Q(state__in=Evaluation.WITH_JOB)
     older = Q(state=State.QUEUED, round__lt=row.round, next_at__lte=now + SOON)
     if others.filter(busy | older).exists():
         return EVERY
@@ -110,7 +110,8 @@ def _begin(row: Evaluation, now: datetime) -> timedelta:
         _end(row, State.SKIPPED, reason)
         return EVERY
     attempt = jobs.begin_attempt(row)
-    jobs.launch(attempt, store)
+    if attempt is not None:
+        jobs.launch(attempt, store)
     return EVERY
 
 
@@ -189,7 +190,11 @@ def _cancel(row: Evaluation, attempt: EvaluationAttempt | None, now: datetime) -
 
 def _retry_later(row: Evaluation, error: Exception, now: datetime) -> None:
     """Wait for a backend or a bucket that is unavailable."""
-    if has_passed(row.created_at, GIVE_UP, now) and row.state == State.QUEUED:
+    since = row.created_at if row.state == State.QUEUED else None
+    if row.state == State.RUNNING:
+        begun = row.attempts.filter(ended_at=None, launched_at=None)
+        since = begun.values_list("created_at", flat=True).first()
+    if since is not None and has_passed(since, GIVE_UP, now):
         _fail(row, str(error))
         return
     message = clean_text(str(error), 500)

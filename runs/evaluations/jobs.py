@@ -10,7 +10,7 @@ import os
 from datetime import UTC, datetime
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Max, Q
 from django.utils import timezone
 
 from diloco.protocol import keys
@@ -33,7 +33,7 @@ from runs.bulk import update_row
 from runs.credentials import job_secrets
 from runs.evaluations.results import spec_of
 from runs.local_access import refused_local
-from runs.models import Evaluation, EvaluationAttempt
+from runs.models import Evaluation, EvaluationAttempt, Run
 from runs.reconcile.billing import cost_usd, update_total
 from runs.transitions import clean_text
 
@@ -42,20 +42,27 @@ LOG_LINES, LOG_CHARS = 100, 16_000
 """End of a job's output that is stored."""
 
 
-def begin_attempt(evaluation: Evaluation) -> EvaluationAttempt:
-    """Store the launch key of the next attempt, and that the evaluation runs."""
+def begin_attempt(evaluation: Evaluation) -> EvaluationAttempt | None:
+    """Store the launch key of the next attempt, and that the evaluation runs. None if it was
+    cancelled meanwhile, or if another evaluation of the run has a job."""
     plan, now = evaluation.plan, timezone.now()
     with transaction.atomic():
+        Run.objects.select_for_update().get(pk=evaluation.run_id)
+        others = Evaluation.objects.filter(run=evaluation.run_id).exclude(pk=evaluation.pk)
+        if others.filter(state__in=Evaluation.WITH_JOB).exists():
+            return None
+        is_queued = Q(state=Evaluation.State.QUEUED)
+        if not update_row(evaluation, is_queued, state=Evaluation.State.RUNNING, message=""):
+            return None
+        plan.refresh_from_db()  # from here on it keeps its backend
         last = evaluation.attempts.aggregate(last=Max("number"))["last"] or 0
-        attempt = EvaluationAttempt.objects.create(
+        return EvaluationAttempt.objects.create(
             evaluation=evaluation,
             number=last + 1,
             launch_key=f"{evaluation.run.pk.hex[:12]}-e{evaluation.pk}-{last + 1}",
             created_at=now,
             price_usd_h=list_price(plan.backend, plan.hardware, spot=False),
         )
-        update_row(evaluation, state=Evaluation.State.RUNNING, message="")
-    return attempt
 
 
 def launch(attempt: EvaluationAttempt, store: Store) -> None:

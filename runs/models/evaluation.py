@@ -67,6 +67,7 @@ class Evaluation(models.Model):
         SKIPPED = "skipped"
 
     ACTIVE = (State.QUEUED, State.RUNNING, State.CANCELLING)
+    WITH_JOB = (State.RUNNING, State.CANCELLING)
 
     plan = models.ForeignKey(EvaluationPlan, on_delete=models.CASCADE, related_name="evaluations")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="evaluations")

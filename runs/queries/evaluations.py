@@ -37,7 +37,7 @@ def plan_rows(run: Run) -> list[dict[str, Any]]:
 
 def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
     spec = EvaluationSpec.from_dict(mapping(plan.spec))
-    prefix = series_name(plan.name, "")
+    prefix = series_name(plan.name, "").removesuffix("-")  # names of metrics have no hyphen
     return row_of(
         rows.EvaluationPlan,
         plan,
@@ -47,8 +47,8 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
         examples=spec.examples,
         credential=plan.credential.name if plan.credential else "",
         series=sorted(
-            (name for name in series if name.startswith(prefix)),
-            key=lambda name: (name.removeprefix(prefix) not in (LOSS, PERPLEXITY), name),
+            (name for name in series if name.rpartition("-")[0] == prefix),
+            key=lambda name: (name.rpartition("-")[2] not in (LOSS, PERPLEXITY), name),
         ),
     )
 

@@ -94,6 +94,13 @@ def test_an_alert_is_unread_until_the_user_reads_it(client: Client, vera: Any, r
     assert client.post(reverse("alerts-read"), {"until": "yesterday"}).status_code == 422
 
 
+@pytest.mark.parametrize("until", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59.999999Z"])
+def test_the_farthest_times_are_accepted(client: Client, vera: Any, run: Run, until: str) -> None:
+    alert(run)
+    assert client.post("/alerts/read", {"until": until}).status_code == 302
+    assert alert_inbox.unread(vera) == int(until < "2")
+
+
 def test_the_number_of_unread_alerts_is_bounded(vera: Any, run: Run) -> None:
     now = timezone.now()
     Alert.objects.bulk_create(

@@ -86,7 +86,17 @@ def test_a_value_of_yaml_that_no_document_contains_is_refused(text: str, expecte
         parse(text, "yaml")
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\ta: 1", "--- a\n--- b", "a: \x01"])
+@pytest.mark.parametrize(
+    ("format", "text"), [("json", '{"a": {"b": 1, "b": 2}}'), ("yaml", "a: {b: 1, b: 2}")]
+)
+def test_a_repeated_name_is_refused(format: Any, text: str) -> None:
+    with pytest.raises(Unfit, match="expected 'b' once, found it twice"):
+        parse(text, format)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "a: b: c", "\ta: 1", "--- a\n--- b", "a: \x01", r'a: "\UFFFFFFFF"']
+)
 def test_invalid_yaml_is_an_error_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse(text, "yaml")

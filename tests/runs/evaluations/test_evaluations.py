@@ -12,15 +12,17 @@ from django.utils import timezone
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
+from diloco.store.base import Store, StoreUnavailable
 from executors.base import Cause, LaunchRefused
 from runs.actions import deletion, evaluations
 from runs.actions.evaluations import PlanDraft
 from runs.backends.code_bundle import CodeBundle
-from runs.evaluations import advance, schedule
+from runs.evaluations import advance, jobs, schedule
 from runs.evaluations.schedule import wanted_rounds
 from runs.exceptions import ActionRefused, InvalidRun, LaunchLater
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
+from runs.queries.evaluations import plan_rows
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs import run_harness as w
@@ -172,8 +174,6 @@ def test_a_worker_that_is_killed_leaves_one_job_and_one_result(
     harness: Evaluations, monkeypatch: pytest.MonkeyPatch, fatal: str
 ) -> None:
     """Killed after each write or call; the next workers finish the evaluation."""
-    import runs.evaluations.jobs as jobs
-
     calls = {
         "begin": (jobs, "begin_attempt"),
         "launched": (harness.executor, "ensure"),
@@ -254,6 +254,32 @@ def test_a_permanent_error_is_not_repeated_and_its_reason_is_shown(
     assert "INFO reading" in row.attempts.get().log
 
 
+def test_a_plan_with_a_job_keeps_its_backend(harness: Evaluations) -> None:
+    """The next step would look for the job on the other backend."""
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    with pytest.raises(InvalidRun, match="cancel the evaluation of val that runs on local first"):
+        harness.plan(backend="modal", hardware="L4")
+    harness.plan(every=2)
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    assert harness.plan(backend="modal", hardware="L4").backend == "modal"
+
+
+def test_a_plan_has_no_series_of_a_plan_whose_name_it_begins(harness: Evaluations) -> None:
+    for name in ("val", "val-2"):
+        harness.plan(name=name)
+    harness.checkpoint(5)
+    harness.write(5, 2.5)
+    harness.tick()
+    assert {row["name"]: row["series"] for row in plan_rows(harness.run)} == {
+        "val": ["eval-val-loss", "eval-val-perplexity"],
+        "val-2": ["eval-val-2-loss", "eval-val-2-perplexity"],
+    }
+
+
 def test_deleted_weights_are_skipped(harness: Evaluations) -> None:
     harness.plan()
     harness.checkpoint(5, weights=False)
@@ -331,6 +357,46 @@ def test_cancel_ends_the_job_first(harness: Evaluations) -> None:
     assert harness.states() == {5: "cancelled"}
 
 
+def test_an_evaluation_that_is_cancelled_while_it_begins_has_no_job(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = jobs.begin_attempt
+
+    def begin(row: Evaluation) -> EvaluationAttempt | None:
+        assert evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
+        return real(row)
+
+    monkeypatch.setattr(jobs, "begin_attempt", begin)
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    harness.tick()
+    assert harness.states() == {5: "cancelled"}
+    assert harness.executor.launches == 0
+
+
+def test_two_workers_begin_one_evaluation_of_a_run(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second worker makes its step while the first has claimed, but not begun its own."""
+    real = jobs.begin_attempt
+    others = [10]
+
+    def begin(row: Evaluation) -> EvaluationAttempt | None:
+        if others:
+            advance.advance(Evaluation.objects.get(round=others.pop()).pk)
+        return real(row)
+
+    monkeypatch.setattr(jobs, "begin_attempt", begin)
+    harness.plan()
+    harness.checkpoint(5)
+    harness.checkpoint(10)
+    schedule.call_for_due()
+    advance.advance(Evaluation.objects.get(round=5).pk)
+    assert sorted(harness.states().values()) == ["queued", "running"]
+    assert harness.executor.launches == 1
+
+
 def test_an_unavailable_backend_is_asked_again(harness: Evaluations) -> None:
     harness.plan()
     harness.checkpoint(5)
@@ -342,6 +408,46 @@ def test_an_unavailable_backend_is_asked_again(harness: Evaluations) -> None:
     harness.clock.pass_s(10)
     harness.tick()
     assert harness.executor.launches == 1
+
+
+def test_a_backend_that_stays_unavailable_does_not_hold_the_others(harness: Evaluations) -> None:
+    harness.plan(every=0)
+    harness.checkpoint(5)
+    harness.executor.away = "no capacity in the region"
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "running"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message) == ("failed", "no capacity in the region")
+    # A repetition is tried as long as the first time.
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "running"}
+    harness.executor.away = ""
+    harness.clock.pass_s(60)
+    harness.tick()
+    assert harness.executor.launches == 1
+
+
+def test_a_repeated_evaluation_waits_for_the_bucket(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan(every=0)
+    harness.checkpoint(5, weights=False)
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "skipped"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+
+    def away(row: Evaluation, store: Store) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(advance, "read_result", away)
+    evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
+    harness.tick()
+    assert harness.states() == {5: "queued"}
 
 
 def test_a_refused_launch_fails_with_the_reason(harness: Evaluations) -> None:

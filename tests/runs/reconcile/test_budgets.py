@@ -189,6 +189,17 @@ def test_new_runs_and_relaunches_are_refused_with_the_reason(spent: Run) -> None
         lifecycle.resume(spent, actor=spent.owner)
 
 
+def test_a_changed_budget_stays_spent_until_it_is_evaluated(spent: Run) -> None:
+    from runs.submit.create import check_budgets
+
+    Budget.objects.update(amount_usd=10.0, spent_usd=20.0)
+    [row] = Budget.objects.all()
+    values = {"scope": row.scope, "name": row.name, "period": row.period}
+    actions.save_budget(**values, amount_usd=5.0, actor=seed.user("root", "admin"), budget=row)
+    with pytest.raises(InvalidRun, match="the budget of owner olga is spent"):
+        check_budgets(spent.owner, [])
+
+
 def test_the_launch_holds_a_pool_and_releases_it(spent: Run) -> None:
     from runs.backends import prices
     from runs.queries.fleet import breaker_row
@@ -212,11 +223,15 @@ def test_the_launch_holds_a_pool_and_releases_it(spent: Run) -> None:
     [
         ({"amount_usd": float("nan")}, "amount_usd"),
         ({"amount_usd": -1.0}, "amount_usd"),
+        ({"amount_usd": 5e-324}, "amount_usd"),
         ({"warn_at": 0.0}, "warn_at"),
         ({"period": "year"}, "period"),
         ({"scope": "team"}, "scope"),
         ({"name": "nora"}, "name"),
         ({"scope": "tag", "name": "x" * 41}, "name"),
+        ({"scope": "tag", "name": " "}, "name"),
+        ({"scope": "tag", "name": "team a"}, "name"),
+        ({"scope": "tag", "name": "team:a"}, "name"),
     ],
 )
 def test_a_bad_budget_is_refused_by_field(change: dict[str, Any], field: str) -> None:

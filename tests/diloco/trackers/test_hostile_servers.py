@@ -1,0 +1,72 @@
+"""Trackers whose servers answer with anything: each problem is one error, without a secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco.trackers.base import MirroredRun, TrackerError, TrackerRow
+from diloco.trackers.mlflow import MLflowTracker
+
+RUN = MirroredRun(id="1234", name="Islands", started_s=1.0)
+Answer = Callable[[str], Any]
+
+
+def tracker(answer: Answer, *, server: str = "http://tracker", **secrets: str) -> MLflowTracker:
+    def open(request: urllib.request.Request, *, timeout_s: float) -> Any:
+        return io.BytesIO(json.dumps(answer(request.full_url)).encode())
+
+    return MLflowTracker(server, "islands", secrets=secrets, open=open)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"experiment": None},
+        {"experiment": {"experiment_id": ["1"]}},
+        {"experiment": {"experiment_id": "1/../2"}},
+        {"experiment": {"experiment_id": "1" * 10_000}},
+        {"experiment": {"experiment_id": "1"}, "runs": 7},
+        {"experiment": {"experiment_id": "1"}, "runs": [None]},
+        {"experiment": {"experiment_id": "1"}, "runs": {"a": 1}},
+        {"experiment": {"experiment_id": "1"}, "run": {"info": {"run_id": "\0"}}},
+    ],
+)
+def test_another_answer_is_an_error_of_the_tracker(answer: Any) -> None:
+    with pytest.raises(TrackerError, match="expected an answer of MLflow with"):
+        tracker(lambda _: answer).start(RUN, {})
+
+
+@pytest.mark.parametrize("token", ["hidden\ntext", "hidden☃"])
+def test_a_secret_that_no_header_holds_is_not_quoted(token: str) -> None:
+    with pytest.raises(TrackerError, match="the header Authorization cannot hold") as refused:
+        tracker(lambda _: {}, MLFLOW_TRACKING_TOKEN=token)
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("server", ["http://a..b", "http://[::1", "http://h:port"])
+def test_an_address_without_a_host_is_an_error_of_the_tracker(server: str) -> None:
+    with pytest.raises(TrackerError, match="does not answer"):
+        MLflowTracker(server, "islands").start(RUN, {})
+
+
+def test_a_row_of_many_values_is_delivered_in_requests_that_mlflow_accepts() -> None:
+    """Eight evaluations of a checkpoint can have 1,600 metrics at one round."""
+    sent: list[list[str]] = []
+
+    def open(request: urllib.request.Request, *, timeout_s: float) -> Any:
+        assert isinstance(request.data, bytes)
+        sent.append([metric["key"] for metric in json.loads(request.data)["metrics"]])
+        return io.BytesIO(b"{}")
+
+    values = {f"m{n}": 1.0 for n in range(1600)}
+    row = TrackerRow(number=0, owner="", step=1, wall_s=1.0, values=values)
+    MLflowTracker("http://tracker", "islands", open=open).log(RUN, [row], {"run_id": "1"})
+    assert [len(keys) for keys in sent] == [1000, 600]
+    assert [key for keys in sent for key in keys] == list(values)
