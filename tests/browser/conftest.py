@@ -234,7 +234,7 @@ class Window:
         for width in widths:
             page.set_viewport_size({"width": width, "height": 900})
             wide = overflow(page)
-            assert wide <= 0, f"{name}: {wide} pixels too wide at {width}"
+            assert wide <= 0, f"{name}: {wide} pixels too wide at {width}: {beyond(page, width)}"
             for scheme in ("light", "dark") if self.screenshots else ():
                 page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
                 page.wait_for_timeout(150)  # let canvases paint before the picture is taken
@@ -282,6 +282,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def sign_ins() -> dict[str, Any]:
     """Storage states by user, so that each user signs in once."""
     return {}
+
+
+def beyond(page: Page, width: int) -> Any:
+    """Elements beyond the right edge, including those inside scrolling containers."""
+    return page.evaluate(
+        """(width) => [...document.querySelectorAll("body *")]
+        .filter((e) => e.getBoundingClientRect().right > width + 1)
+        .map((e) => e.tagName + "." + e.className).slice(0, 8)""",
+        width,
+    )
 
 
 def overflow(page: Page) -> int:

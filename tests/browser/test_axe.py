@@ -1,8 +1,8 @@
 """Check every screen with axe-core, in light and dark, without data, with one run and with many.
 
-Each screen is also checked for horizontal overflow at a width of 360 pixels. axe finds problems of
-names, roles, contrast and structure; a violation with impact serious or critical fails the test.
-Reading order and the quality of alternative texts need a manual review.
+Each screen must also fit every width of :data:`WIDTHS`; ``--screenshots`` stores it in each of
+them. axe finds problems of names, roles, contrast and structure; a violation with impact serious or
+critical fails the test. Reading order and the quality of alternative texts need a manual review.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Page
 
-from tests.browser.conftest import PASSWORD, Site, Window, overflow, running_site
+from tests.browser.conftest import PASSWORD, Site, Window, running_site
 
 pytestmark = pytest.mark.browser
 
+WIDTHS = (2560, 1440, 1280, 800, 390, 360)
 FAILING_IMPACTS = ("serious", "critical")
 ALERTS = [
     "import datetime",
@@ -81,6 +82,7 @@ SCREENS = {
     "delete": "/runs/{failed}/delete",
     **{f"many-{tab}": f"/runs/{{many}}/?tab={tab}" for tab in RUN_TABS},
     "launching": "/runs/{launching}/",
+    "done": "/runs/{done}/",
     "failed": "/runs/{failed}/",
     "compare": "/compare?ids={run},{many}",
     "compare-none": "/compare",
@@ -91,8 +93,8 @@ SCREENS = {
     "admin": "/admin/",
 }
 """Screens of a site with runs."""
-WIDTH_ONLY = {"admin"}
-"""Pages of Django's admin are checked for their width only."""
+WIDTH_ONLY = {"admin", "done"}
+"""Only the width is checked of Django's admin, and of a page that others have all parts of."""
 EMPTY = {
     "runs": "/",
     "new": "/runs/new",
@@ -114,6 +116,7 @@ def runs(site: Site) -> dict[str, str]:
             "state='degraded', committed=40, total_rounds=400, sync_every=10, replicas=24"
         ),
         "launching": site.seed("name='Just launched', state='provisioning', committed=0"),
+        "done": site.seed("name='Done', state='succeeded', committed=20, age_s=9000"),
         "failed": site.seed(
             "name='Bad bucket', state='failed', committed=0, reason='AccessDenied'"
         ),
@@ -171,11 +174,11 @@ def describe(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def examine(page: Page, name: str, *, axe: bool = True, part: str = "html") -> list[str]:
-    """Return the problems of a page: all rules in light, contrast in dark, overflow at 360 px.
-
-    axe looks only at ``part``, a selector.
-    """
+def examine(
+    window: Window, page: Page, name: str, *, axe: bool = True, part: str = "html"
+) -> list[str]:
+    """Return the problems of a page that axe finds in ``part``, a selector: all rules in light,
+    contrast in dark. Also check its width."""
     settle(page)
     problems = []
     if axe:
@@ -185,19 +188,8 @@ def examine(page: Page, name: str, *, axe: bool = True, part: str = "html") -> l
         page.wait_for_timeout(50)
         severe = violations(page, "runOnly: ['color-contrast']", part)
         problems += [f"{name}, dark:\n{describe(severe)}"] if severe else []
-    page.set_viewport_size({"width": 360, "height": 760})
-    if (wide := overflow(page)) > 0:
-        problems.append(f"{name}: {wide} pixels too wide at 360: {overflowing(page)}")
+    window.fits(page, f"axe-{name}", *WIDTHS, full=name != "api-docs")
     return problems
-
-
-def overflowing(page: Page) -> Any:
-    """Elements beyond the right edge, including those inside scrolling containers."""
-    return page.evaluate(
-        """[...document.querySelectorAll("body *")]
-        .filter((e) => e.getBoundingClientRect().right > 361)
-        .map((e) => e.tagName + "." + e.className).slice(0, 8)"""
-    )
 
 
 def part_of(name: str) -> str:
@@ -212,8 +204,7 @@ def part_of(name: str) -> str:
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(window: Window, runs: dict[str, str], name: str) -> None:
     page = window.open(SCREENS[name].format(**runs), user="admin")
-    problems = examine(page, name, axe=name not in WIDTH_ONLY, part=part_of(name))
-    window.shoot(page, f"axe-{name}")
+    problems = examine(window, page, name, axe=name not in WIDTH_ONLY, part=part_of(name))
     assert not problems, "\n".join(problems)
     if name in ("not-found", "admin"):
         window.errors[:] = [error for error in window.errors if "404" not in error]
@@ -226,16 +217,14 @@ def test_bulk_confirmation_screen(window: Window, runs: dict[str, str], action: 
     page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name=action).click()
     page.get_by_role("heading", level=1, name=re.compile(f"{action} .*run")).wait_for()
-    problems = examine(page, f"bulk {action}")
-    window.shoot(page, f"axe-bulk-{action.lower()}")
+    problems = examine(window, page, f"bulk-{action.lower()}")
     assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", WITHOUT_SIGN_IN)
 def test_screen_without_sign_in(window: Window, site: Site, name: str) -> None:
     page = window.open(WITHOUT_SIGN_IN[name], user=None)
-    problems = examine(page, name)
-    window.shoot(page, f"axe-{name}")
+    problems = examine(window, page, name)
     assert not problems, "\n".join(problems)
 
 
@@ -246,8 +235,7 @@ def test_screen_without_data(
     monkeypatch.setattr(window, "url", empty_site.url)
     monkeypatch.setattr(window, "signed_in", _empty_sign_ins)
     page = window.open(EMPTY[name], user="admin")
-    problems = examine(page, f"{name} without data")
-    window.shoot(page, f"axe-empty-{name}")
+    problems = examine(window, page, f"empty-{name}")
     assert not problems, "\n".join(problems)
 
 

@@ -34,12 +34,6 @@ def twenty(site: Site) -> str:
     )
 
 
-def test_layout(window: Window, three: str) -> None:
-    page = window.open(f"/compare?ids={three}", width=360)
-    expect(page.locator("[data-chart] canvas")).to_be_visible()
-    window.fits(page, "compare", 360, 1440, 360)
-
-
 def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:
     page = window.open(f"/compare?ids={twenty}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()

@@ -191,17 +191,3 @@ def test_replica_is_restarted_from_its_page(window: Window, run: str) -> None:
     dialog.get_by_role("button", name="Restart replica 3").click()
     expect(page.get_by_role("status").filter(has_text="restarting")).to_be_visible()
     expect(page.locator(".run-title .state")).to_have_text("restarting")
-
-
-PAGES = {
-    "fleet": "/runs/{}/?tab=replicas",
-    "replica": "/runs/{}/replicas/3/",
-    "pool-add": "/runs/{}/pools/add",
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_the_window(window: Window, run: str, name: str) -> None:
-    page = window.open(PAGES[name].format(run), width=360)
-    page.wait_for_load_state("load")
-    window.fits(page, f"page-{name}", 360, 800, 1440, 360)

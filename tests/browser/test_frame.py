@@ -100,32 +100,6 @@ def test_ctrl_k_goes_to_a_run_a_replica_a_page_and_an_action(
     expect(page.get_by_role("button", name="Stop")).to_be_focused()
 
 
-SETTINGS = (
-    "tokens",
-    "password",
-    "backends",
-    "budgets",
-    "prices",
-    "credentials",
-    "credentials/new/modal",
-    "webhooks",
-    "people",
-)
-
-
-def test_nothing_overflows(window: Window, alerting: str) -> None:
-    page = window.open("/alerts", user="ada", width=390)
-    for path in (
-        *(f"settings/{name}" for name in SETTINGS),
-        "alerts",
-        "search?q=night",
-        "api/docs",
-    ):
-        page.goto(f"/{path}")
-        name = path.replace("/", "-").split("?")[0]
-        window.fits(page, name, 390, 1280, 1440, 390, full=path != "api/docs")
-
-
 def test_on_a_phone_the_pages_are_in_a_menu(window: Window, alerting: str) -> None:
     page = window.open("/alerts", user="vera", width=390)
     expect(page.locator(".topnav")).to_be_hidden()

@@ -20,14 +20,6 @@ def filled(site: Site) -> None:
     )
 
 
-@pytest.mark.parametrize("days", [7, 90])
-def test_layout(window: Window, filled: None, days: int) -> None:
-    page = window.open(f"/spend?days={days}", user="vera", width=360)
-    expect(page.locator(".bars rect").first).to_be_visible()
-    page.get_by_text("Table", exact=True).click()
-    window.fits(page, f"spend-{days}", 360, 800, 1440, 360)
-
-
 def test_the_bar_of_a_day_is_as_high_as_its_sum(window: Window, filled: None) -> None:
     page = window.open("/spend", user="vera")
     page.get_by_text("Table", exact=True).click()

@@ -73,13 +73,6 @@ def test_toolbars_of_both_tabs_are_linked(window: Window, site: Site) -> None:
     )
 
 
-def test_layout(window: Window, site: Site) -> None:
-    many = make(site, replicas=24, name="A run whose name is long " * 3)
-    page = window.open(f"/runs/{many}/?tab=system", width=360)
-    expect(page.locator('[data-plot="bytes_down"] [data-legend] button')).not_to_have_count(0)
-    window.fits(page, "system-many", 360, 1280, 360)
-
-
 def test_replica_table_shows_the_newest_figures(window: Window, site: Site) -> None:
     run = make(site, replicas=2)
     page = window.open(f"/runs/{run}/?tab=replicas")
