@@ -54,8 +54,9 @@ def test_late_healing_and_missing_are_distinguished(window: Window, site: Site) 
     expect(detail.get_by_role("row").filter(has_text="Replica 3")).to_contain_text(
         "healingcatching up"
     )
-    for _ in range(2):
+    for number in (8, 9):
         detail.get_by_role("button", name="Next round").click()
+        expect(detail.get_by_role("heading", level=2)).to_have_text(f"Round {number}")
     expect(detail.get_by_role("row").filter(has_text="Replica 2")).to_contain_text("late by 2.4 s")
 
 

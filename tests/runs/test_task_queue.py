@@ -96,7 +96,7 @@ def test_every_queue_has_a_worker_and_control_has_its_own() -> None:
     routed = {name: app.amqp.router.route({}, name)["queue"].name for name in app.tasks}
     assert {routed[name] for name in routed if name.startswith("runs.")} == set(served)
     control = {name for name, task_queue in routed.items() if task_queue == "control"}
-    names = ("reconcile_active", "reconcile_run", "evaluate_budgets")
+    names = ("reconcile_active", "reconcile_run", "control_sweep", "evaluate_budgets")
     assert control == {f"runs.tasks.{name}" for name in names}
     for name in ("ingest_active", "ingest_run", "write_bucket"):
         assert routed[f"runs.tasks.{name}"] == "ingest"
