@@ -9,25 +9,19 @@ from django.db.models import Count, Sum
 from archipelago import evaluation_rows as rows
 from diloco.protocol.evaluation import LOSS, PERPLEXITY, EvaluationSpec
 from runs.json_values import finite, mapping, row_of
+from runs.metrics.evaluation_series import PREFIX, plan_part, series_name
 from runs.models import Evaluation, EvaluationAttempt, EvaluationPlan, MetricBlock, Run
 
 SHOWN = 500
 ROWS_SHOWN, COLUMNS, CHARTS = 100, 12, 12
 """Limits of a plan on the page."""
 LOGS_SHOWN, LOG_CHARS = 20, 4000
-SERIES = "eval-"
-"""Begins the names of series of results; no other series of a run does."""
-
-
-def series_name(plan: str, metric: str) -> str:
-    """The run's series of a metric, for charts, exports, trackers and the API."""
-    return f"{SERIES}{plan}-{metric}"
 
 
 def plan_rows(run: Run) -> list[dict[str, Any]]:
     """Rows of the plans, oldest first. Two queries."""
     names = sorted(
-        MetricBlock.objects.filter(run=run, replica=None, level=0, series__startswith=SERIES)
+        MetricBlock.objects.filter(run=run, replica=None, level=0, series__startswith=PREFIX)
         .order_by()
         .values_list("series", flat=True)
         .distinct()
@@ -37,7 +31,7 @@ def plan_rows(run: Run) -> list[dict[str, Any]]:
 
 def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
     spec = EvaluationSpec.from_dict(mapping(plan.spec))
-    prefix = series_name(plan.name, "").removesuffix("-")  # names of metrics have no hyphen
+    own = plan_part(series_name(plan.name, ""))
     return row_of(
         rows.EvaluationPlan,
         plan,
@@ -47,7 +41,7 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
         examples=spec.examples,
         credential=plan.credential.name if plan.credential else "",
         series=sorted(
-            (name for name in series if name.rpartition("-")[0] == prefix),
+            (name for name in series if plan_part(name) == own),
             key=lambda name: (name.rpartition("-")[2] not in (LOSS, PERPLEXITY), name),
         ),
     )
