@@ -26,7 +26,8 @@ def plan_rows(run: Run) -> list[dict[str, Any]]:
         .values_list("series", flat=True)
         .distinct()
     )
-    return [plan_row(plan, names) for plan in run.evaluation_plans.select_related("credential")]
+    plans = run.evaluation_plans.filter(enabled=True).select_related("credential")
+    return [plan_row(plan, names) for plan in plans]
 
 
 def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
@@ -49,8 +50,9 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
 
 def evaluation_rows(run: Run, *, limit: int = SHOWN) -> list[dict[str, Any]]:
     """Rows of the evaluations of a run, newest round first."""
-    found = Evaluation.objects.filter(run=run).select_related("plan").order_by("-round", "plan_id")
-    annotated = found.annotate(count=Count("attempts"), cost=Sum("attempts__cost_usd"))
+    found = Evaluation.objects.filter(run=run, plan__enabled=True).select_related("plan")
+    newest = found.order_by("-round", "plan_id")
+    annotated = newest.annotate(count=Count("attempts"), cost=Sum("attempts__cost_usd"))
     return [_row(row) for row in annotated[:limit]]
 
 
@@ -70,7 +72,7 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def plan_named(run: Run, name: str) -> EvaluationPlan | None:
-    return EvaluationPlan.objects.filter(run=run, name=name).first()
+    return EvaluationPlan.objects.filter(run=run, name=name, enabled=True).first()
 
 
 def tables(run: Run) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from runs.evaluations.schedule import wanted_rounds
 from runs.exceptions import ActionRefused, InvalidRun, LaunchLater
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
-from runs.queries.evaluations import plan_rows
+from runs.queries.evaluations import evaluation_rows, plan_rows
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs import run_harness as w
@@ -520,6 +520,38 @@ def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> Non
         ended_at=midnight + half,
     )
     assert spending_since(begun.date(), now).owners["olga"].usd == pytest.approx(cost / 2)
+
+
+def test_a_removed_plan_leaves_its_costs(harness: Evaluations) -> None:
+    from runs.queries.budgets import spending_since
+    from runs.reconcile.billing import update_total
+
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    EvaluationAttempt.objects.update(price_usd_h=36.0)
+    harness.clock.pass_s(100.0)
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    cost = EvaluationAttempt.objects.get().cost_usd
+    assert cost
+    harness.checkpoint(10)
+    schedule.call_for_due()
+    assert evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
+    assert plan_rows(harness.run) == evaluation_rows(harness.run) == []
+    assert harness.states() == {5: "succeeded", 10: "cancelled"}
+    harness.run.refresh_from_db()
+    update_total(harness.run)
+    assert harness.run.cost_usd == pytest.approx(cost)
+    spent = spending_since(harness.clock().date(), harness.clock())
+    assert spent.owners["olga"].usd == pytest.approx(cost)
+    # The points of the chart stay comparable.
+    with pytest.raises(InvalidRun, match="enter another name: val has results of other data"):
+        harness.plan(spec=EvaluationSpec(tokens=1))
+    harness.plan()
+    assert len(evaluation_rows(harness.run)) == 2
 
 
 def test_a_spent_budget_holds_evaluations(harness: Evaluations) -> None:
