@@ -13,7 +13,7 @@ from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
 from diloco.store.base import Store, StoreUnavailable
-from executors.base import Cause, LaunchRefused
+from executors.base import AccountError, Cause, LaunchRefused
 from runs.actions import deletion, evaluations
 from runs.actions.evaluations import PlanDraft
 from runs.backends.code_bundle import CodeBundle
@@ -448,6 +448,52 @@ def test_a_repeated_evaluation_waits_for_the_bucket(
     evaluations.evaluate(harness.run, "val", actor=harness.run.owner)
     harness.tick()
     assert harness.states() == {5: "queued"}
+
+
+def test_a_job_goes_on_while_its_account_needs_an_operator(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    poll = harness.executor.poll
+
+    def denied(handles: Any) -> Any:
+        raise AccountError("the token has expired")
+
+    monkeypatch.setattr(harness.executor, "poll", denied)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message) == ("running", "the token has expired")
+    assert row.attempts.get().ended_at is None
+    monkeypatch.setattr(harness.executor, "poll", poll)
+    harness.write(5, 2.0)
+    harness.end()
+    harness.clock.pass_s(60)
+    harness.tick()
+    assert harness.states() == {5: "succeeded"}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_account_that_stays_away_does_not_hold_the_others(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    if cancelled:
+        evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
+
+    def denied(handles: Any) -> Any:
+        raise AccountError("the token has expired")
+
+    monkeypatch.setattr(harness.executor, "poll", denied)
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 60)
+    harness.tick()
+    assert harness.states() == {5: "cancelling" if cancelled else "running"}
+    harness.clock.pass_s(3600)
+    harness.tick()
+    assert harness.states() == {5: "failed"}
 
 
 def test_a_refused_launch_fails_with_the_reason(harness: Evaluations) -> None:
