@@ -6,6 +6,7 @@ import io
 import json
 import urllib.request
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,3 +71,27 @@ def test_a_row_of_many_values_is_delivered_in_requests_that_mlflow_accepts() -> 
     MLflowTracker("http://tracker", "islands", open=open).log(RUN, [row], {"run_id": "1"})
     assert [len(keys) for keys in sent] == [1000, 600]
     assert [key for keys in sent for key in keys] == list(values)
+
+
+class Endless(io.BytesIO):
+    """A body without an end, of which each read gets ``size`` bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.reads = size, 0
+
+    def read1(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return b"1" * self.size
+
+
+def test_an_endless_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = Endless(60_000), Endless(1)
+    with pytest.raises(TrackerError, match="sent more than 4194304 bytes"):
+        MLflowTracker("http://tracker", "islands", open=lambda *_, **__: fast).start(RUN, {})
+    assert fast.reads < 100
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * slow.reads)
+    monkeypatch.setattr("diloco.trackers.http.time", clock)
+    with pytest.raises(TrackerError, match="did not answer within 30 s"):
+        MLflowTracker("http://tracker", "islands", open=lambda *_, **__: slow).start(RUN, {})
+    assert slow.reads == 4
