@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import urllib.request
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,3 +97,35 @@ def test_an_endless_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrackerError, match="did not answer within 30 s"):
         MLflowTracker("http://tracker", "islands", open=lambda *_, **__: slow).start(RUN, {})
     assert slow.reads == 4
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Redirects each request, and answers what is redirected with an object."""
+
+    def do_POST(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_redirected_batch_is_not_delivered() -> None:
+    """The redirected request is a GET without the rows."""
+    row = TrackerRow(number=0, owner="", step=1, wall_s=1.0, values={"loss": 1.0})
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            with pytest.raises(TrackerError, match="status 302"):
+                MLflowTracker(address, "islands").log(RUN, [row], {"run_id": "1"})
+        finally:
+            server.shutdown()
+            thread.join()
