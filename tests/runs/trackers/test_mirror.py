@@ -12,6 +12,8 @@ import pytest
 from django.utils import timezone
 
 from diloco.trackers.base import MirroredRun, Outcome, TrackerError, TrackerRow
+from diloco.trackers.opening import Destination
+from runs.actions import trackers as actions
 from runs.metrics.blocks import Points
 from runs.metrics.downsampling import add_points
 from runs.models import ExperimentTracker, Replica, Run, RunMirror
@@ -288,3 +290,21 @@ def test_an_evaluation_of_a_run_that_ended_is_delivered(
     assert passes(row, tracker, clock, 3).state == RunMirror.State.FINISHED
     assert tracker.values().keys() == exported(run).keys()
     assert tracker.outcomes == ["succeeded"]
+
+
+def test_a_tracker_with_another_address_gets_all_points_again(
+    run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock
+) -> None:
+    grow(run, 2, steps=(0, 20))
+    passes(row, tracker, clock)
+    place, actor = row.tracker, run.owner
+    actions.save_tracker(
+        "board",
+        Destination(kind="mlflow", server="https://1.1.1.1", project="p"),
+        secrets={},
+        actor=actor,
+        tracker=place,
+    )
+    elsewhere = RecordingTracker()
+    passes(RunMirror.objects.get(), elsewhere, clock)
+    assert elsewhere.values().keys() == tracker.values().keys() != set()
