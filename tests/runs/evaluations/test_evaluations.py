@@ -556,6 +556,10 @@ def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> Non
         (JobFilter(owner="oscar"), 0.0),
     ):
         assert spend(user, day, chosen, now=now)["total"]["usd"] == pytest.approx(expected)
+    harness.plan(backend="modal", hardware="L4")  # the next job's, not that of this one
+    for backend, expected in (("local", cost), ("modal", 0.0)):
+        of_backend = spend(user, day, JobFilter(backend=backend), now=now)
+        assert of_backend["total"]["usd"] == pytest.approx(expected)
     # Half of the job ran before midnight.
     midnight = datetime.datetime.combine(begun.date(), datetime.time(), datetime.UTC)
     half = datetime.timedelta(seconds=100)
