@@ -8,9 +8,20 @@ stored before the clock was set back, and counts as passed.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.db.models import Q
+
+
+def in_utc(at: datetime) -> datetime:
+    """A time with any zone in UTC; the first or last time there is if it lies beyond.
+
+    For times from outside: near the years 1 and 9999 a database cannot convert them.
+    """
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        return (datetime.min if at.year == 1 else datetime.max).replace(tzinfo=UTC)
 
 
 def has_passed(since: datetime, limit: timedelta, now: datetime) -> bool:

@@ -43,6 +43,7 @@ from runs.queries.search import (
     without,
 )
 from runs.states import RUN_LIVE, RunState
+from runs.times import in_utc
 
 PAGE_SIZE = 50
 SPARK = (72, 20)
@@ -341,4 +342,4 @@ def _moment(text: str) -> Any:
         moment = parse_datetime(text)
     except ValueError:
         return None
-    return moment if moment and moment.tzinfo else None
+    return in_utc(moment) if moment and moment.tzinfo else None

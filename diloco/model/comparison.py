@@ -8,6 +8,9 @@ from typing import Protocol
 
 from diloco.protocol.records import FrozenEntry
 
+SHOWN = 400
+"""Characters of the description of a parameter in an error."""
+
 
 class Described(Protocol):
     """Name, shape and dtype of a tensor."""
@@ -40,6 +43,12 @@ def first_difference(expected: Sequence[str], found: Sequence[str]) -> str:
     one, other = pairs[different[0]]
     more = f", and {len(different) - 1} more differ" if len(different) > 1 else ""
     return (
-        f"parameter {different[0]}: expected {one or 'none'} (of {len(expected)} parameters), "
-        f"found {other or 'none'} (of {len(found)}){more}"
+        f"parameter {different[0]}: expected {_shown(one)} (of {len(expected)} parameters), "
+        f"found {_shown(other)} (of {len(found)}){more}"
     )
+
+
+def _shown(text: str | None) -> str:
+    """The text of a parameter for an error. Its name can come from another machine."""
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in (text or "none")[:SHOWN])
+    return shown if text is None or len(text) <= SHOWN else f"{shown}…"

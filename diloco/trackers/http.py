@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -11,11 +12,24 @@ from typing import Any
 from diloco.trackers.base import Open, TrackerError
 
 TIMEOUT_S = 15.0
+BODY_S = 30.0
 RESPONSE_LIMIT = 4 * 1024 * 1024
+PART_BYTES = 64 * 1024
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Return a redirect like any other error: as a GET without its rows, a request would succeed,
+    and its secret would go to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirect)
 
 
 def default_open(request: urllib.request.Request, *, timeout_s: float) -> Any:
-    return urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310 -- http(s) is checked
+    return _opener.open(request, timeout=timeout_s)
 
 
 class JsonClient:
@@ -53,7 +67,7 @@ class JsonClient:
                 headers={"Content-Type": "application/json", **self._headers},
             )
             with self._open(request, timeout_s=TIMEOUT_S) as response:
-                text = response.read(RESPONSE_LIMIT + 1)
+                text = self._read(response)
         except urllib.error.HTTPError as error:
             with error:
                 raise HttpError(error.code, _detail(error)) from None
@@ -73,6 +87,19 @@ class JsonClient:
         if not isinstance(answer, dict):
             raise TrackerError(f"{self._base} sent no JSON object")
         return answer
+
+    def _read(self, response: Any) -> bytes:
+        """The body, of which one byte more than the limit is read. A server that sends a few bytes
+        at a time never exceeds the time limit of one read."""
+        text, end_s = b"", time.monotonic() + BODY_S
+        while len(text) <= RESPONSE_LIMIT:
+            part = response.read1(min(PART_BYTES, RESPONSE_LIMIT + 1 - len(text)))
+            if not part:
+                break
+            text += part
+            if time.monotonic() > end_s:
+                raise TrackerError(f"{self._base} did not answer within {BODY_S:.0f} s")
+        return text
 
 
 class HttpError(TrackerError):

@@ -16,9 +16,10 @@ from django.utils import timezone
 from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import SettingsError
 from diloco.protocol.workload import CustomWorkload
+from runs.bulk import update_row
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.local_access import refused_local
-from runs.models import Credential, Evaluation, EvaluationPlan, Run
+from runs.models import Credential, Evaluation, EvaluationAttempt, EvaluationPlan, Run
 from runs.submit.create import check_pool
 from runs.submit.data_check import refuse_data
 from runs.submit.run_draft import PoolDraft
@@ -73,7 +74,7 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
         Run.objects.select_for_update().get(pk=run.pk)
         plan = EvaluationPlan.objects.filter(run=run, name=draft.name).first()
         if plan is None:
-            if run.evaluation_plans.count() >= MOST_PLANS:
+            if run.evaluation_plans.filter(enabled=True).count() >= MOST_PLANS:
                 raise InvalidRun("name", f"a run can have {MOST_PLANS} evaluations; remove one")
             plan = EvaluationPlan(run=run, name=draft.name, created_at=timezone.now())
             done = "added"
@@ -88,8 +89,8 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
                 raise InvalidRun(
                     "backend", f"cancel the evaluation of {plan} that runs on {plan.backend} first"
                 )
-            done = "changed"
-        plan.spec = spec
+            done = "changed" if plan.enabled else "added"
+        plan.spec, plan.enabled = spec, True
         for name, value in columns.items():
             setattr(plan, name, value)
         plan.save()
@@ -134,15 +135,21 @@ def _check(run: Run, draft: PlanDraft, actor: User) -> None:
 def remove_plan(run: Run, name: str, *, actor: User) -> bool:
     """Remove a plan and its evaluations; their points stay in charts. False if there is none.
 
-    Raises :class:`ActionRefused` while an evaluation of the plan has a job.
+    A plan whose jobs cost something is only hidden: the run, its budgets and the spending of its
+    owner have these costs. Raises :class:`ActionRefused` while an evaluation of the plan has a job.
     """
-    plan = EvaluationPlan.objects.filter(run=run, name=name).first()
+    plan = EvaluationPlan.objects.filter(run=run, name=name, enabled=True).first()
     if plan is None:
         return False
     if plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
         raise ActionRefused(f"cancel the running evaluation of {plan} first")
     with transaction.atomic():
-        plan.delete()
+        if EvaluationAttempt.objects.filter(evaluation__plan=plan).exists():
+            queued = plan.evaluations.filter(state=State.QUEUED)
+            queued.update(state=State.CANCELLED, ended_at=timezone.now())
+            update_row(plan, enabled=False)
+        else:
+            plan.delete()
         record_event(run, "evaluation", f"{name} removed", actor=actor)
     return True
 
@@ -220,8 +227,9 @@ def credential_id(backend: str, name: str) -> int | None:
 
 
 def _plan(run: Run, name: str) -> EvaluationPlan:
-    plan = EvaluationPlan.objects.filter(run=run, name=name).first()
+    plans = run.evaluation_plans.filter(enabled=True)
+    plan = plans.filter(name=name).first()
     if plan is None:
-        known = ", ".join(run.evaluation_plans.values_list("name", flat=True)) or "none yet"
+        known = ", ".join(plans.values_list("name", flat=True)) or "none yet"
         raise ActionRefused(f"expected an evaluation of the run ({known}), found {name[:80]!r}")
     return plan

@@ -50,11 +50,14 @@ def save_tracker(
     stored = unseal(row.sealed, name=f"tracker {name}") if row.sealed else {}
     kept = {key: stored[key] for key in kind.secrets if key in stored}
     values = kept | {key: value.strip() for key, value in secrets.items() if value.strip()}
+    before = (row.kind, row.server, row.project)
     row.name, row.enabled, row.kind = name, enabled, destination.kind
     row.server, row.project = destination.server.strip(), destination.project.strip()
     row.sealed = seal(values) if values else ""
     with transaction.atomic():
         row.save()
+        if tracker and before != (row.kind, row.server, row.project):
+            _restart_mirrors(row)
         audit.record(
             "tracker.changed" if tracker else "tracker.added",
             actor=actor,
@@ -62,6 +65,18 @@ def save_tracker(
             detail=f"{kind.label} {row.server} {row.project}".strip(),
         )
     return row
+
+
+def _restart_mirrors(tracker: ExperimentTracker) -> None:
+    """Mirror all runs from their first point on: the new place has none of them. The rows are new
+    ones, so that a pass that is under way does not advance them."""
+    mirrors, now = RunMirror.objects.filter(tracker=tracker), timezone.now()
+    again = [
+        RunMirror(run_id=run, tracker=tracker, state=state, next_at=now, created_at=created)
+        for run, state, created in mirrors.values_list("run_id", "state", "created_at")
+    ]
+    mirrors.delete()
+    RunMirror.objects.bulk_create(again)
 
 
 def delete_tracker(tracker: ExperimentTracker, *, actor: User) -> None:

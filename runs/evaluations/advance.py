@@ -17,7 +17,7 @@ from django.utils import timezone
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol.records import BadRecord
 from diloco.store.base import MissingKey, Store, StoreDenied, StoreError
-from executors.base import Cause, ExecutorError, JobState, LaunchRefused
+from executors.base import AccountError, Cause, ExecutorError, JobState, LaunchRefused
 from runs.backends import budgets
 from runs.bulk import update_row
 from runs.evaluations import jobs
@@ -41,7 +41,7 @@ AFTER_BUDGET = timedelta(minutes=5)
 FIRST_RETRY, LATER_RETRY = timedelta(seconds=10), timedelta(minutes=1)
 """Pauses after an error, and after the same error again."""
 GIVE_UP = timedelta(hours=6)
-"""How long an unavailable backend or bucket is retried, unless there can be a job."""
+"""How long an unavailable backend or bucket is retried, after the time limit of a job that runs."""
 UNLAUNCHED_AFTER = timedelta(seconds=30)
 """A cancelled launch without a job after this time has none."""
 
@@ -60,7 +60,11 @@ def advance(evaluation_id: int) -> None:
     try:
         again = _step(row, now)
     except (LaunchRefused, StoreDenied, DigestMismatch, BadRecord) as error:
-        _fail(row, str(error))
+        launched = row.attempts.filter(ended_at=None, launched_at__isnull=False)
+        if isinstance(error, AccountError) and launched.exists():
+            _retry_later(row, error, now)  # the job goes on while its account needs an operator
+        else:
+            _fail(row, str(error))
     except (ExecutorError, StoreError) as error:
         _retry_later(row, error, now)
     else:
@@ -190,11 +194,13 @@ def _cancel(row: Evaluation, attempt: EvaluationAttempt | None, now: datetime) -
 
 def _retry_later(row: Evaluation, error: Exception, now: datetime) -> None:
     """Wait for a backend or a bucket that is unavailable."""
-    since = row.created_at if row.state == State.QUEUED else None
-    if row.state == State.RUNNING:
-        begun = row.attempts.filter(ended_at=None, launched_at=None)
-        since = begun.values_list("created_at", flat=True).first()
-    if since is not None and has_passed(since, GIVE_UP, now):
+    since, limit = row.created_at if row.state == State.QUEUED else None, GIVE_UP
+    attempt = row.attempts.filter(ended_at=None).last()
+    if attempt is not None:
+        since = attempt.created_at
+        if attempt.launched_at is not None:
+            limit += timedelta(seconds=row.plan.timeout_s)
+    if since is not None and has_passed(since, limit, now):
         _fail(row, str(error))
         return
     message = clean_text(str(error), 500)

@@ -17,9 +17,10 @@ from runs.ingest.validation import wall
 from runs.metrics.blocks import Points
 from runs.metrics.changes import Changes
 from runs.metrics.downsampling import add_points
+from runs.metrics.evaluation_series import series_name
 from runs.models import Checkpoint, Evaluation, Round
-from runs.queries.evaluations import series_name
 from runs.queries.publish import publish_changes
+from runs.trackers.mirror import resume_finished
 from runs.transitions import clean_text, record_event
 
 
@@ -80,6 +81,7 @@ def store_result(evaluation: Evaluation, result: EvaluationResult) -> bool:
             for metric in result.metrics
         }
         add_points(run, None, new, key="round")
+        resume_finished(run)
         first = result.metrics[0]
         record_event(run, "evaluation", f"{plan} of round {number}: {first.name} {first.value:.6g}")
     changes.points = [(name, None, points) for name, points in new.items()]

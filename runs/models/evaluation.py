@@ -17,6 +17,7 @@ class EvaluationPlan(models.Model):
         spec: :class:`diloco.protocol.evaluation.EvaluationSpec` as an object.
         every: each ``every``-th checkpoint, and the final weights; 0: only on request.
         timeout_s: time limit of one attempt.
+        enabled: False for a removed plan, which remains for the costs of its jobs.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="evaluation_plans")

@@ -17,6 +17,7 @@ from archipelago.run_page_rows import Activity
 from runs.alerts.rules import KINDS
 from runs.json_values import iso, row_of
 from runs.models import Alert, Event, Run
+from runs.times import in_utc
 
 SOURCES = ("event", "alert")
 LEVELS = {"warning": ("warning", "error"), "error": ("error",)}
@@ -67,7 +68,7 @@ def activity(
 
 def aware(at: datetime | None) -> datetime | None:
     """A time without a zone is in UTC."""
-    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+    return None if at is None else in_utc(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 
 def _matches(filters: Filters, at: str) -> Q:

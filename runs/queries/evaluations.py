@@ -9,35 +9,30 @@ from django.db.models import Count, Sum
 from archipelago import evaluation_rows as rows
 from diloco.protocol.evaluation import LOSS, PERPLEXITY, EvaluationSpec
 from runs.json_values import finite, mapping, row_of
+from runs.metrics.evaluation_series import PREFIX, plan_part, series_name
 from runs.models import Evaluation, EvaluationAttempt, EvaluationPlan, MetricBlock, Run
 
 SHOWN = 500
 ROWS_SHOWN, COLUMNS, CHARTS = 100, 12, 12
 """Limits of a plan on the page."""
 LOGS_SHOWN, LOG_CHARS = 20, 4000
-SERIES = "eval-"
-"""Begins the names of series of results; no other series of a run does."""
-
-
-def series_name(plan: str, metric: str) -> str:
-    """The run's series of a metric, for charts, exports, trackers and the API."""
-    return f"{SERIES}{plan}-{metric}"
 
 
 def plan_rows(run: Run) -> list[dict[str, Any]]:
     """Rows of the plans, oldest first. Two queries."""
     names = sorted(
-        MetricBlock.objects.filter(run=run, replica=None, level=0, series__startswith=SERIES)
+        MetricBlock.objects.filter(run=run, replica=None, level=0, series__startswith=PREFIX)
         .order_by()
         .values_list("series", flat=True)
         .distinct()
     )
-    return [plan_row(plan, names) for plan in run.evaluation_plans.select_related("credential")]
+    plans = run.evaluation_plans.filter(enabled=True).select_related("credential")
+    return [plan_row(plan, names) for plan in plans]
 
 
 def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
     spec = EvaluationSpec.from_dict(mapping(plan.spec))
-    prefix = series_name(plan.name, "").removesuffix("-")  # names of metrics have no hyphen
+    own = plan_part(series_name(plan.name, ""))
     return row_of(
         rows.EvaluationPlan,
         plan,
@@ -47,7 +42,7 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
         examples=spec.examples,
         credential=plan.credential.name if plan.credential else "",
         series=sorted(
-            (name for name in series if name.rpartition("-")[0] == prefix),
+            (name for name in series if plan_part(name) == own),
             key=lambda name: (name.rpartition("-")[2] not in (LOSS, PERPLEXITY), name),
         ),
     )
@@ -55,8 +50,9 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
 
 def evaluation_rows(run: Run, *, limit: int = SHOWN) -> list[dict[str, Any]]:
     """Rows of the evaluations of a run, newest round first."""
-    found = Evaluation.objects.filter(run=run).select_related("plan").order_by("-round", "plan_id")
-    annotated = found.annotate(count=Count("attempts"), cost=Sum("attempts__cost_usd"))
+    found = Evaluation.objects.filter(run=run, plan__enabled=True).select_related("plan")
+    newest = found.order_by("-round", "plan_id")
+    annotated = newest.annotate(count=Count("attempts"), cost=Sum("attempts__cost_usd"))
     return [_row(row) for row in annotated[:limit]]
 
 
@@ -76,7 +72,7 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def plan_named(run: Run, name: str) -> EvaluationPlan | None:
-    return EvaluationPlan.objects.filter(run=run, name=name).first()
+    return EvaluationPlan.objects.filter(run=run, name=name, enabled=True).first()
 
 
 def tables(run: Run) -> list[dict[str, Any]]:

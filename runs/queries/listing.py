@@ -23,6 +23,7 @@ from runs.metrics.blocks import LEVELS, Points, concatenate
 from runs.models import MetricBlock, ReplicaPool, Run
 from runs.queries.search import Term, matching
 from runs.states import RunState
+from runs.times import in_utc
 
 SORTS = {
     "created": "created_at",
@@ -145,7 +146,7 @@ def _parse_value(order: Order, text: str) -> Any:
         moment = parse_datetime(text)
         if moment is None or moment.tzinfo is None:
             raise ValueError(text)
-        return moment
+        return in_utc(moment)
     number = int(text) if order.name in ("rounds", "tokens") else float(text)
     if not math.isfinite(number) or abs(number) >= 2**63:
         raise ValueError(text)

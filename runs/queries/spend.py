@@ -21,7 +21,9 @@ from itertools import chain
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Q, Value
+from django.db.models import CharField, F, Q, Value
+from django.db.models.fields.json import KT
+from django.db.models.functions import Coalesce
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, texts
@@ -110,9 +112,13 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
+BACKEND_OF_EVALUATION = Coalesce(
+    KT("handle__backend"), F("evaluation__plan__backend"), output_field=CharField()
+)
+"""The backend of an attempt's job. That of its plan can have changed since."""
 EVALUATION_COLUMNS: tuple[Any, ...] = (
     "evaluation__run_id",
-    "evaluation__plan__backend",
+    BACKEND_OF_EVALUATION,
     *COLUMNS[2:4],
     Value(0.0),
     *COLUMNS[5:],
@@ -264,7 +270,8 @@ def _attempts(
     newest = attempts.order_by("-id").values_list(*COLUMNS)[: MOST_ATTEMPTS + 1]
     of_evaluations = EvaluationAttempt.objects.filter(ran, billed)
     if chosen.backend:
-        of_evaluations = of_evaluations.filter(evaluation__plan__backend=chosen.backend)
+        of_evaluations = of_evaluations.annotate(backend=BACKEND_OF_EVALUATION)
+        of_evaluations = of_evaluations.filter(backend=chosen.backend)
     if chosen.owner:
         of_evaluations = of_evaluations.filter(evaluation__run__owner__username=chosen.owner)
     rows = of_evaluations.order_by("-id").values_list(*EVALUATION_COLUMNS)[: MOST_ATTEMPTS + 1]

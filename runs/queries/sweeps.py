@@ -20,6 +20,7 @@ from runs.permissions import can_view
 from runs.queries import selectors
 from runs.queries.comparison import MEASURES, measured
 from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
+from runs.times import in_utc
 
 PAGE = 50
 BETTER = {measure.name: measure.better for measure in MEASURES if measure.better}
@@ -57,7 +58,7 @@ def _place(text: str) -> tuple[Any, uuid.UUID] | None:
     at, _, pk = text.rpartition("_")
     try:
         moment = parse_datetime(at)
-        return (moment, uuid.UUID(pk)) if moment is not None and moment.tzinfo else None
+        return (in_utc(moment), uuid.UUID(pk)) if moment is not None and moment.tzinfo else None
     except ValueError:
         return None
 

@@ -61,6 +61,13 @@ def call_for_due() -> None:
         enqueue("mirror_run", str(pk))
 
 
+def resume_finished(run: Run) -> None:
+    """Deliver points that an ended run has received since, such as results of evaluations."""
+    RunMirror.objects.filter(run=run, state=RunMirror.State.FINISHED).update(
+        state=RunMirror.State.ACTIVE, next_at=timezone.now()
+    )
+
+
 def open_stored(tracker: ExperimentTracker) -> Tracker:
     """The client of a stored tracker. HTTP goes to public and allowed addresses only."""
     secrets = unseal(tracker.sealed, name=f"tracker {tracker.name}") if tracker.sealed else {}

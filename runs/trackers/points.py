@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from django.db.models import Q
 
 from diloco.trackers.base import BATCH_VALUES, TrackerRow
 from runs.metrics.blocks import BLOCK_STEPS, Points, concatenate
+from runs.metrics.evaluation_series import plan_part
 from runs.models import MetricBlock, Replica, Run
 
 BLOCKS_PER_SERIES = 2
 """Blocks of one series in one batch: at most 1,024 points."""
 
 Positions = Mapping[str, int]
-"""``<replica number>/<series>``, or ``/<series>`` for the run -> largest key delivered."""
+"""``<replica number>/<series>``, or ``/<series>`` for the run -> largest key delivered. Results of
+evaluations come in any order, the metrics of one together: ``/eval-<plan>@<round>`` -> round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +85,13 @@ def _rows_of(run: Run, replica: Replica | None, positions: Positions, number: in
             )
         )
         count += len(by_key[k])
-        delivered |= {f"{owner}/{name}": k for name in by_key[k]}
+        delivered |= {_position(owner, name, k): k for name in by_key[k]}
     return Batch(rows=tuple(rows), positions=delivered) if rows else None
+
+
+def _position(owner: str, name: str, key: int) -> str:
+    plan = plan_part(name)
+    return f"{owner}/{plan}@{key}" if plan else f"{owner}/{name}"
 
 
 def _read(run: Run, replica: Replica | None, positions: Positions) -> list[_Series]:
@@ -93,20 +101,29 @@ def _read(run: Run, replica: Replica | None, positions: Positions) -> list[_Seri
         name.partition("/")[2]: k for name, k in positions.items() if name.startswith(f"{owner}/")
     }
     after = Q()
+    evaluated: dict[str, list[int]] = {}
+    for place in [place for place in known if "@" in place]:
+        evaluated.setdefault(place.partition("@")[0], []).append(known.pop(place))
     for name, k in known.items():
         after |= Q(series=name, index__gte=k // BLOCK_STEPS)
     places: dict[str, list[int]] = {}
     rows = blocks.filter(after | ~Q(series__in=list(known))).order_by("series", "index")
     for name, pk in rows.values_list("series", "pk"):
         places.setdefault(name, []).append(pk)
-    chosen = [pk for pks in places.values() for pk in pks[:BLOCKS_PER_SERIES]]
-    data = dict(MetricBlock.objects.filter(pk__in=chosen).values_list("pk", "data"))
+    # Evaluations have few points, so all of their blocks are read.
+    chosen = {
+        name: pks if plan_part(name) else pks[:BLOCKS_PER_SERIES] for name, pks in places.items()
+    }
+    wanted = [pk for pks in chosen.values() for pk in pks]
+    data = dict(MetricBlock.objects.filter(pk__in=wanted).values_list("pk", "data"))
     key = "round" if replica is None else "step"
     result = []
     for name, pks in places.items():
-        points = concatenate([Points.unpack(bytes(data[pk])) for pk in pks[:BLOCKS_PER_SERIES]])
-        is_whole = len(pks) <= BLOCKS_PER_SERIES
+        points = concatenate([Points.unpack(bytes(data[pk])) for pk in chosen[name]])
+        is_whole = len(pks) == len(chosen[name])
         points = points.take(getattr(points, key) > known.get(name, -1))
+        if done := evaluated.get(plan_part(name)):
+            points = points.take(~np.isin(getattr(points, key), done))
         if not run.ended:
             # Later rounds can still change. The first of them ends the series for this batch.
             open_rounds = (points.round >= run.next_round).nonzero()[0]

@@ -19,7 +19,7 @@ from diloco.protocol.fork import fork_checkpoint
 from diloco.protocol.records import CheckpointManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import load_tensors, read_final
+from diloco.training.checkpoint import load_tensors, newest_manifest, read_final
 from diloco.training.initial_state import write_first
 from diloco.training.join_options import Publish
 from diloco.training.local_progress import LocalProgress
@@ -188,3 +188,15 @@ def test_a_fork_compares_the_base_of_its_source(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelMismatch, match=r"second\.weight"):
         check_model(copy, Layout(Adapted(base=2.0)))
+
+
+def test_a_hostile_manifest_makes_no_long_error(tmp_path: Path) -> None:
+    train(tmp_path, Adapted())
+    manifest = newest_manifest(LocalStore(tmp_path))
+    assert manifest is not None and manifest.frozen
+    name = "\x1b[2J" + "x" * 1_000_000
+    hostile = replace(manifest, frozen=(replace(manifest.frozen[0], name=name),))
+    with pytest.raises(ModelMismatch, match=r"expected .\[2Jxxx") as refused:
+        check_model(hostile, Layout(Adapted()))
+    assert len(str(refused.value)) < 2000
+    assert "\x1b" not in str(refused.value)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import urllib.request
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,3 +73,59 @@ def test_a_row_of_many_values_is_delivered_in_requests_that_mlflow_accepts() -> 
     MLflowTracker("http://tracker", "islands", open=open).log(RUN, [row], {"run_id": "1"})
     assert [len(keys) for keys in sent] == [1000, 600]
     assert [key for keys in sent for key in keys] == list(values)
+
+
+class Endless(io.BytesIO):
+    """A body without an end, of which each read gets ``size`` bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.reads = size, 0
+
+    def read1(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return b"1" * self.size
+
+
+def test_an_endless_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = Endless(60_000), Endless(1)
+    with pytest.raises(TrackerError, match="sent more than 4194304 bytes"):
+        MLflowTracker("http://tracker", "islands", open=lambda *_, **__: fast).start(RUN, {})
+    assert fast.reads < 100
+    clock = SimpleNamespace(monotonic=lambda: 10.0 * slow.reads)
+    monkeypatch.setattr("diloco.trackers.http.time", clock)
+    with pytest.raises(TrackerError, match="did not answer within 30 s"):
+        MLflowTracker("http://tracker", "islands", open=lambda *_, **__: slow).start(RUN, {})
+    assert slow.reads == 4
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """Redirects each request, and answers what is redirected with an object."""
+
+    def do_POST(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_redirected_batch_is_not_delivered() -> None:
+    """The redirected request is a GET without the rows."""
+    row = TrackerRow(number=0, owner="", step=1, wall_s=1.0, values={"loss": 1.0})
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            with pytest.raises(TrackerError, match="status 302"):
+                MLflowTracker(address, "islands").log(RUN, [row], {"run_id": "1"})
+        finally:
+            server.shutdown()
+            thread.join()

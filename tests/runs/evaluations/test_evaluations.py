@@ -13,7 +13,7 @@ from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
 from diloco.store.base import Store, StoreUnavailable
-from executors.base import Cause, LaunchRefused
+from executors.base import AccountError, Cause, LaunchRefused
 from runs.actions import deletion, evaluations
 from runs.actions.evaluations import PlanDraft
 from runs.backends.code_bundle import CodeBundle
@@ -22,7 +22,7 @@ from runs.evaluations.schedule import wanted_rounds
 from runs.exceptions import ActionRefused, InvalidRun, LaunchLater
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
-from runs.queries.evaluations import plan_rows
+from runs.queries.evaluations import evaluation_rows, plan_rows
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs import run_harness as w
@@ -450,6 +450,52 @@ def test_a_repeated_evaluation_waits_for_the_bucket(
     assert harness.states() == {5: "queued"}
 
 
+def test_a_job_goes_on_while_its_account_needs_an_operator(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    poll = harness.executor.poll
+
+    def denied(handles: Any) -> Any:
+        raise AccountError("the token has expired")
+
+    monkeypatch.setattr(harness.executor, "poll", denied)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message) == ("running", "the token has expired")
+    assert row.attempts.get().ended_at is None
+    monkeypatch.setattr(harness.executor, "poll", poll)
+    harness.write(5, 2.0)
+    harness.end()
+    harness.clock.pass_s(60)
+    harness.tick()
+    assert harness.states() == {5: "succeeded"}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_account_that_stays_away_does_not_hold_the_others(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    if cancelled:
+        evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
+
+    def denied(handles: Any) -> Any:
+        raise AccountError("the token has expired")
+
+    monkeypatch.setattr(harness.executor, "poll", denied)
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 60)
+    harness.tick()
+    assert harness.states() == {5: "cancelling" if cancelled else "running"}
+    harness.clock.pass_s(3600)
+    harness.tick()
+    assert harness.states() == {5: "failed"}
+
+
 def test_a_refused_launch_fails_with_the_reason(harness: Evaluations) -> None:
     harness.plan()
     harness.checkpoint(5)
@@ -510,6 +556,10 @@ def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> Non
         (JobFilter(owner="oscar"), 0.0),
     ):
         assert spend(user, day, chosen, now=now)["total"]["usd"] == pytest.approx(expected)
+    harness.plan(backend="modal", hardware="L4")  # the next job's, not that of this one
+    for backend, expected in (("local", cost), ("modal", 0.0)):
+        of_backend = spend(user, day, JobFilter(backend=backend), now=now)
+        assert of_backend["total"]["usd"] == pytest.approx(expected)
     # Half of the job ran before midnight.
     midnight = datetime.datetime.combine(begun.date(), datetime.time(), datetime.UTC)
     half = datetime.timedelta(seconds=100)
@@ -520,6 +570,38 @@ def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> Non
         ended_at=midnight + half,
     )
     assert spending_since(begun.date(), now).owners["olga"].usd == pytest.approx(cost / 2)
+
+
+def test_a_removed_plan_leaves_its_costs(harness: Evaluations) -> None:
+    from runs.queries.budgets import spending_since
+    from runs.reconcile.billing import update_total
+
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    EvaluationAttempt.objects.update(price_usd_h=36.0)
+    harness.clock.pass_s(100.0)
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    cost = EvaluationAttempt.objects.get().cost_usd
+    assert cost
+    harness.checkpoint(10)
+    schedule.call_for_due()
+    assert evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
+    assert plan_rows(harness.run) == evaluation_rows(harness.run) == []
+    assert harness.states() == {5: "succeeded", 10: "cancelled"}
+    harness.run.refresh_from_db()
+    update_total(harness.run)
+    assert harness.run.cost_usd == pytest.approx(cost)
+    spent = spending_since(harness.clock().date(), harness.clock())
+    assert spent.owners["olga"].usd == pytest.approx(cost)
+    # The points of the chart stay comparable.
+    with pytest.raises(InvalidRun, match="enter another name: val has results of other data"):
+        harness.plan(spec=EvaluationSpec(tokens=1))
+    harness.plan()
+    assert len(evaluation_rows(harness.run)) == 2
 
 
 def test_a_spent_budget_holds_evaluations(harness: Evaluations) -> None:

@@ -12,6 +12,8 @@ import pytest
 from django.utils import timezone
 
 from diloco.trackers.base import MirroredRun, Outcome, TrackerError, TrackerRow
+from diloco.trackers.opening import Destination
+from runs.actions import trackers as actions
 from runs.metrics.blocks import Points
 from runs.metrics.downsampling import add_points
 from runs.models import ExperimentTracker, Replica, Run, RunMirror
@@ -258,3 +260,51 @@ def test_tensorboard_files_have_the_points_of_the_export(
         (name, e.step): e.value for name in read.Tags()["scalars"] for e in read.Scalars(name)
     }
     assert values["replica/0/loss", 29] == pytest.approx(1 / 30, rel=1e-6)
+
+
+def evaluated(run: Run, *rounds: int) -> None:
+    """Store results of an evaluation, as :mod:`runs.evaluations.results` does."""
+    for at in rounds:
+        result = Points.of(step=[10 * at], round=[at], tokens=[1], wall_s=[1.9e9], value=[0.5])
+        add_points(run, None, {"eval-val-loss": result}, key="round")
+        mirror.resume_finished(run)
+
+
+def test_an_evaluation_of_an_older_round_is_delivered_after_that_of_a_newer_one(
+    run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock
+) -> None:
+    grow(run, 3000, steps=(0, 10))
+    for rounds in ((20, 2000), (10, 2500), (5, 1500, 1990)):
+        evaluated(run, *rounds)
+        passes(row, tracker, clock, 2)
+    assert tracker.values().keys() == exported(run).keys()
+
+
+def test_an_evaluation_of_a_run_that_ended_is_delivered(
+    run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock
+) -> None:
+    grow(run, 1, steps=(0, 10))
+    end(run, clock)
+    assert passes(row, tracker, clock, 3).state == RunMirror.State.FINISHED
+    evaluated(run, 1)
+    assert passes(row, tracker, clock, 3).state == RunMirror.State.FINISHED
+    assert tracker.values().keys() == exported(run).keys()
+    assert tracker.outcomes == ["succeeded"]
+
+
+def test_a_tracker_with_another_address_gets_all_points_again(
+    run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock
+) -> None:
+    grow(run, 2, steps=(0, 20))
+    passes(row, tracker, clock)
+    place, actor = row.tracker, run.owner
+    actions.save_tracker(
+        "board",
+        Destination(kind="mlflow", server="https://1.1.1.1", project="p"),
+        secrets={},
+        actor=actor,
+        tracker=place,
+    )
+    elsewhere = RecordingTracker()
+    passes(RunMirror.objects.get(), elsewhere, clock)
+    assert elsewhere.values().keys() == tracker.values().keys() != set()
