@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.slow(minutes=2),
 ]
 
-EXAMPLES = os.environ.get("ARCHIPELAGO_TEST_API_EXAMPLES", "6")
+EXAMPLES = os.environ.get("ARCHIPELAGO_TEST_API_EXAMPLES", "4")
 
 MEMORY_BYTES = 3 * 2**30
 """Address space in addition to what this process uses when the test starts."""
