@@ -172,7 +172,7 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("replicas/1", "replicas/{number}")
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
-            .replace("logs.txt", "logs.{format}")
+            .replace("export.csv", "export.{format}")
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}")
