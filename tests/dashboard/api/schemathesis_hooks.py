@@ -49,13 +49,18 @@ schemathesis.openapi.media_type(
 )
 
 TOML = "name = {}\n[[pools]]\ncount = {}\n[settings]\nwarmup_steps = {}\n"
-schemathesis.openapi.media_type(
-    "application/toml",
-    # Always TOML: a malformed body is a 400, which the schema cannot express.
-    st.builds(
-        TOML.format,
+YAML = "name: {}\npools:\n- count: {}\nsettings:\n  warmup_steps: {}\n"
+
+
+def documents(template: str) -> st.SearchStrategy[bytes]:
+    """Documents that can be parsed: a malformed body is a 400, which the schema cannot express."""
+    return st.builds(
+        template.format,
         st.text('aé"\\\n', max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),
         st.integers(),
         st.one_of(st.integers(), st.floats().map(str), st.just("1979-05-27")),
-    ).map(str.encode),
-)
+    ).map(str.encode)
+
+
+schemathesis.openapi.media_type("application/toml", documents(TOML))
+schemathesis.openapi.media_type("application/yaml", documents(YAML))

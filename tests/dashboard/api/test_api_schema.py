@@ -24,7 +24,7 @@ from tests.browser import seed
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.processes,
-    pytest.mark.slow(minutes=2),
+    pytest.mark.slow(minutes=4),
 ]
 
 EXAMPLES = os.environ.get("ARCHIPELAGO_TEST_API_EXAMPLES", "4")
