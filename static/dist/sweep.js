@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import{a as r}from"./chunk-NFTSDTHE.js";import{da as o,f as t}from"./chunk-H7QZSBMU.js";var n=3e3;function p(){let a=t("[data-sweep-page]"),e=r(t("[data-part]",a),n);a.addEventListener("change",s=>s.target.closest("[data-rank]")?.submit()),new o({dot:t("[data-conn]"),stream:a.dataset.stream,topic:"list",after:()=>"",onDelta:e.soon,poll:e.now}).start()}p();
+import{a as e,b as r}from"./chunk-HWBX3OBP.js";import{f as a}from"./chunk-H7QZSBMU.js";var n=3e3;function p(){let t=a("[data-sweep-page]"),s=e(a("[data-part]",t),n);t.addEventListener("change",o=>o.target.closest("[data-rank]")?.submit()),r(t.dataset.stream,s)}p();

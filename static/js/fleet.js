@@ -4,8 +4,7 @@
 
 import "./base.js";
 import { $, $$ } from "./lib/dom.js";
-import { Live } from "./lib/live.js";
-import { refreshed } from "./lib/part.js";
+import { followList, refreshed } from "./lib/part.js";
 
 const EVERY_MS = 3000;
 const AT_LEAST_MS = 20_000;
@@ -22,14 +21,7 @@ function fleetPage() {
     });
   }
   setInterval(() => document.hidden || part.soon(), AT_LEAST_MS);
-  new Live({
-    dot: $("[data-conn]"),
-    stream: page.dataset.stream,
-    topic: "list",
-    after: () => "",
-    onDelta: part.soon,
-    poll: part.now,
-  }).start();
+  followList(page.dataset.stream, part);
 }
 
 fleetPage();

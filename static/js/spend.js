@@ -3,8 +3,7 @@
 
 import "./base.js";
 import { $, $$, setFraction } from "./lib/dom.js";
-import { Live } from "./lib/live.js";
-import { refreshed } from "./lib/part.js";
+import { followList, refreshed } from "./lib/part.js";
 
 const EVERY_MS = 15_000;
 
@@ -17,14 +16,7 @@ function spendPage() {
     const [shown, next] = [$(".day-table", place), $(".day-table", content)];
     if (shown && next) next.open = shown.open;
   });
-  new Live({
-    dot: $("[data-conn]"),
-    stream: page.dataset.stream,
-    topic: "list",
-    after: () => "",
-    onDelta: part.soon,
-    poll: part.now,
-  }).start();
+  followList(page.dataset.stream, part);
 }
 
 spendPage();

@@ -1,7 +1,7 @@
 // A part of a page that the server renders, fetched again when something changed: ?part=1.
 
-import { $$ } from "./dom.js";
-import { getHTML } from "./live.js";
+import { $, $$ } from "./dom.js";
+import { Live, getHTML } from "./live.js";
 import { tickTimes } from "./times.js";
 
 const FOCUSABLE = "a, time, [tabindex], [data-act] button";
@@ -68,4 +68,16 @@ export function refreshed(place, everyMs, onContent = () => {}) {
     );
   }
   return { now, soon };
+}
+
+/** Refresh `part` when a run of the list changes, and while the stream is away. */
+export function followList(stream, part) {
+  new Live({
+    dot: $("[data-conn]"),
+    stream,
+    topic: "list",
+    after: () => "",
+    onDelta: part.soon,
+    poll: part.now,
+  }).start();
 }
