@@ -16,11 +16,11 @@ from django.utils import timezone
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationSpec
 from runs.actions import evaluations
-from runs.actions.evaluations import PlanDraft
 from runs.evaluations import advance, schedule
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
 from runs.states import RunState
+from runs.submit.run_draft import PlanDraft
 from tests.diloco.evaluation.runs import make_run, make_shards, parrot, write_checkpoint
 
 pytestmark = pytest.mark.processes
