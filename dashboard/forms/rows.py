@@ -13,7 +13,7 @@ from django import forms
 
 
 class RowForm(forms.Form):
-    """``index`` '': the form is not a row but a page of its own."""
+    """``index`` '': the form is not a row but a separate page."""
 
     part: ClassVar[str]
     fallback: ClassVar[str]
