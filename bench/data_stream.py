@@ -2,9 +2,10 @@
 
 *memory*: a process that reads a whole epoch, of ``--mib`` and of ten times that, in shards of
 ``--shard-mib``; printed is how far its peak resident set (VmHWM) grows after the first sample. A
-reader holds eight shards, so the smaller data must have many more for its figure to be the limit. *store*: the CPU seconds for each MiB of
-an epoch beside those of raw GETs of the same objects by four threads, and both rates. *train*:
-tokens per CPU second of the demo model on shards beside random windows in memory, in turns.
+reader holds eight shards, so the smaller data must have many more for its figure to be the limit.
+*store*: the CPU seconds for each GiB of an epoch beside those of raw GETs of the same objects by
+four threads, and both rates. *train*: tokens per CPU second of the demo model on shards beside
+random windows in memory, in turns.
 
 Usage: python bench/data_stream.py [--mib 64] [--shard-mib 1] [--store s3://bucket/prefix]
     [--steps 120]

@@ -1,5 +1,5 @@
-"""An evaluation as a real process, of this machine and of an emulated backend: from the checkpoint to
-the points of the run."""
+"""An evaluation as a process of this machine or of an emulated backend: from the checkpoint to the
+points of the run."""
 
 from __future__ import annotations
 
