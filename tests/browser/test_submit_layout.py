@@ -38,7 +38,7 @@ def test_estimate_and_launch_are_in_sight_at_every_scroll_position(
 ) -> None:
     page = window.open("/runs/new", width=width, height=height)
     open_all(page)
-    expect(page.locator("[data-launch]").first).to_be_visible()
+    expect(page.get_by_role("button", name="Launch")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollHeight") > 3 * height
     assert page.evaluate(OUT_OF_SIGHT) == []
     page.evaluate("scrollTo(0, 1500)")
