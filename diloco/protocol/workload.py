@@ -298,6 +298,11 @@ class CustomWorkload(WorkloadDocument):
 
 
 WORKLOADS: dict[str, type[WorkloadDocument]] = {
-    workload.kind: workload for workload in (ByteGPTWorkload, HuggingFaceWorkload, CustomWorkload)
+    workload.kind: workload
+    for workload in (
+        ByteGPTWorkload,
+        HuggingFaceWorkload,
+        CustomWorkload,
+    )
 }
 """Workload classes by ``kind``."""

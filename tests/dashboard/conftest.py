@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from runs.models import Run
 from tests.browser import seed
 
 
@@ -22,9 +21,11 @@ def operator_user(client: Client, db: None, settings: Any, tmp_path: Path) -> An
 
 
 @pytest.fixture
-def run(operator_user: Any, tmp_path: Path) -> Run:
+def run(operator_user: Any, tmp_path: Path) -> Any:
     """A run of the operator with a folder of its own."""
-    created: Run = seed.run(operator_user, name="First", replicas=2)
+    from runs.models import Run
+
+    created = seed.run(operator_user, name="First", replicas=2)
     Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
     created.refresh_from_db()
     return created

@@ -38,9 +38,8 @@ NAMES_A_CODEC = {
     "diloco/codecs/blocks.py": "the codecs",
     "diloco/torchft/tensor_codec.py": "quantised tensors of the Manager are always int8",
 }
-WORKLOAD_CLASSES = re.compile(r"^(byte_gpt|(ByteGPT|HuggingFace|Custom)Workload)$")
+WORKLOAD_CLASSES = re.compile("|".join(rf"^{each.__name__}$" for each in WORKLOADS.values()))
 NAMES_A_WORKLOAD = {
-    "dashboard/api/document.py": "the default kind",
     "dashboard/forms/custom.py": "its part of the submit form",
     "dashboard/forms/huggingface.py": "its part of the submit form",
     "dashboard/forms/pasted.py": "the default workload",
@@ -50,10 +49,7 @@ NAMES_A_WORKLOAD = {
     "diloco/generate.py": "samples text from the built-in model",
     "diloco/init.py": "options for the built-in workload",
     "diloco/protocol/workload.py": "the list of workloads",
-    "diloco/workloads/byte_gpt.py": "the workload",
-    "diloco/workloads/custom.py": "the workload",
     "diloco/workloads/documents.py": "texts of the workload huggingface",
-    "diloco/workloads/huggingface.py": "the workload",
     "runs/export/hub_files.py": "exports models of the Transformers library",
     "runs/local_access.py": "code of the user needs a permission",
     "runs/submit/create.py": "code of the user is checked",
@@ -108,8 +104,9 @@ def test_settings_and_classes_have_the_codecs_of_the_list() -> None:
 
 
 def test_no_other_product_file_names_a_workload() -> None:
-    named = files_that_name(WORKLOAD_CLASSES, [each for each in PRODUCT if each != "templates"])
-    assert named == set(NAMES_A_WORKLOAD)
+    named = files_that_name(WORKLOAD_CLASSES, PRODUCT)
+    own = {f"diloco/workloads/{kind}.py" for kind in WORKLOADS}
+    assert named - own == set(NAMES_A_WORKLOAD)
 
 
 @dataclass(frozen=True, kw_only=True)
