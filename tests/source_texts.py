@@ -17,7 +17,9 @@ def files_that_name(pattern: re.Pattern[str], folders: Iterable[str]) -> set[str
         path.relative_to(ROOT).as_posix()
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in SUFFIXES and any(pattern.search(text) for text in code_of(path))
+        if path.suffix in SUFFIXES
+        and pattern.search(path.read_text())
+        and any(pattern.search(text) for text in code_of(path))
     }
 
 

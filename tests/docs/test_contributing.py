@@ -38,7 +38,7 @@ NAMES_A_CODEC = {
     "diloco/codecs/blocks.py": "the codecs",
     "diloco/torchft/tensor_codec.py": "quantised tensors of the Manager are always int8",
 }
-WORKLOAD_CLASSES = re.compile("|".join(rf"^{each.__name__}$" for each in WORKLOADS.values()))
+WORKLOAD_CLASSES = re.compile(rf"\b({'|'.join(each.__name__ for each in WORKLOADS.values())})\b")
 NAMES_A_WORKLOAD = {
     "dashboard/forms/custom.py": "its part of the submit form",
     "dashboard/forms/huggingface.py": "its part of the submit form",
@@ -48,7 +48,6 @@ NAMES_A_WORKLOAD = {
     "diloco/export.py": "exports models of the Transformers library",
     "diloco/generate.py": "samples text from the built-in model",
     "diloco/init.py": "options for the built-in workload",
-    "diloco/protocol/workload.py": "the list of workloads",
     "diloco/workloads/documents.py": "texts of the workload huggingface",
     "runs/export/hub_files.py": "exports models of the Transformers library",
     "runs/local_access.py": "code of the user needs a permission",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from executors.registry import BUILT_IN, DESCRIPTIONS
-from tests.source_texts import code_of
+from tests.source_texts import files_that_name
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parent / "toy_backend"
@@ -88,12 +88,9 @@ def test_an_entry_point_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> Non
 
 def test_only_the_registry_names_a_backend_outside_its_folder() -> None:
     result = {
-        str(path.relative_to(ROOT))
-        for top in PRODUCT
-        for path in (ROOT / top).rglob("*")
-        if path.suffix in (".py", ".js", ".html")
-        and not set(path.relative_to(ROOT).parts[1:2]) & set(DESCRIPTIONS)
-        and any(NAMED.search(text) for text in code_of(path))
+        name
+        for name in files_that_name(NAMED, PRODUCT)
+        if not set(Path(name).parts[1:2]) & set(DESCRIPTIONS)
     }
     assert result - {REGISTRY} <= set(MENTIONS), sorted(result - {REGISTRY} - set(MENTIONS))
 
