@@ -22,7 +22,7 @@ def operator_user(client: Client, db: None, settings: Any, tmp_path: Path) -> An
 
 @pytest.fixture
 def run(operator_user: Any, tmp_path: Path) -> Any:
-    """A run of the operator with a folder of its own."""
+    """A run of the operator with its own folder."""
     from runs.models import Run
 
     created = seed.run(operator_user, name="First", replicas=2)
