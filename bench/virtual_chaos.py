@@ -75,7 +75,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a group committed in ``seconds``."""
+    """The committed work of a group in ``seconds``."""
 
     seconds: float
     rounds: int
