@@ -37,10 +37,11 @@ from diloco.protocol.workload import (
     STDLIB,
     ByteGPTWorkload,
     HuggingFaceWorkload,
+    WorkloadDocument,
 )
 from runs.exceptions import InvalidRun
 from runs.submit.evaluation_plans import MOST_PLANS
-from runs.submit.run_draft import PlanDraft, RunDraft, Workload
+from runs.submit.run_draft import PlanDraft, RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
@@ -355,7 +356,7 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
                 row.place(error.field, error.message)
         return tuple(plans) if len(plans) == len(self.evaluations) else None
 
-    def _workload(self) -> tuple[Workload, bytes]:
+    def _workload(self) -> tuple[WorkloadDocument, bytes]:
         """The workload and its archive. Raises :class:`SettingsError` with the form's field."""
         values = self.cleaned_data
         if values["workload"] == CUSTOM:
@@ -437,7 +438,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
     }
 
 
-def _initial_of_workload(workload: Workload) -> dict[str, Any]:
+def _initial_of_workload(workload: WorkloadDocument) -> dict[str, Any]:
     """The kind, and the fields of the built-in model and the data."""
     gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
     own = workload if isinstance(workload, HuggingFaceWorkload) else gpt

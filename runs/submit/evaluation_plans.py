@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 
 from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import SettingsError
-from diloco.protocol.workload import CustomWorkload
+from diloco.protocol.workload import WORKLOADS
 from runs.exceptions import InvalidRun
 from runs.json_values import mapping
 from runs.models import EvaluationPlan, Run
@@ -105,10 +105,11 @@ def check_plan(draft: PlanDraft, workload: Mapping[str, Any]) -> None:
         raise InvalidRun(error.field.rpartition(".")[2], error.message) from None
     if draft.spec.data and (problem := refuse_data(draft.spec.data)):
         raise InvalidRun("data", problem)
-    is_custom = workload.get("kind") == CustomWorkload.kind
-    if is_custom and (draft.spec.data or draft.spec.tasks):
+    kind = WORKLOADS.get(str(workload.get("kind")))
+    has_tokens = kind is not None and kind.is_language_model
+    if not has_tokens and (draft.spec.data or draft.spec.tasks):
         raise InvalidRun(
             "data" if draft.spec.data else "tasks",
-            "leave data and tasks empty: a custom workload is evaluated on its own data, because "
+            "leave data and tasks empty: this workload is evaluated on its own data, because "
             "its tokenizer is not known",
         )
