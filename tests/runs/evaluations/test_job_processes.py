@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +26,9 @@ from runs.submit.evaluation_plans import draft_of
 from runs.submit.run_draft import PlanDraft
 from tests.diloco.evaluation.runs import make_run, make_shards, parrot, write_checkpoint
 from tests.emulators.modal import ModalServer
+from tests.servers import wait_until
 
 pytestmark = pytest.mark.processes
-PATIENCE_S = 300.0
 
 
 @pytest.fixture
@@ -58,13 +57,17 @@ def measured(db: None, tmp_path: Path, settings: Any, monkeypatch: pytest.Monkey
 
 def step_until(condition: Callable[[], bool]) -> None:
     """Make steps as the workers do, until the condition holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, Evaluation.objects.values_list("state", "message")
+
+    def step() -> bool:
+        if condition():
+            return True
         schedule.call_for_due()
         Evaluation.objects.update(next_at=timezone.now())
         for pk in Evaluation.objects.values_list("pk", flat=True):
             advance.advance(pk)
+        return False
+
+    wait_until(step, "the evaluation did not end", every_s=0.2)
 
 
 def has_ended() -> bool:
