@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -42,18 +42,13 @@ def runs(site: Site) -> Iterator[list[str]]:
     site.python(archive_all)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
-)
-def test_layout(window: Window, runs: list[str], width: int, scheme: str) -> None:
-    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=width, scheme=scheme)
+def test_layout(window: Window, runs: list[str]) -> None:
+    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=360)
     expect(page.get_by_text("2 selected")).to_be_visible()
-    window.shoot(page, f"runs-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, "runs", 360, 800, 1440)
     page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
-    window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
-    assert overflow(page) <= 0
+    window.fits(page, "runs-filters", 360, 800, 1440, full=False)
 
 
 def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
