@@ -33,6 +33,7 @@ from archipelago.frame_parser import (
 
 TABLES = ("points", "rounds", "contributions", "replicas", "attempts", "events", "logs")
 FORMATS = ("csv", "jsonl", "parquet")
+GROUPS = ("tag", "owner", "sweep", "state", "backend")
 STATES = (
     "queued",
     "provisioning",
@@ -239,6 +240,7 @@ def _add_read_commands(commands: Subparsers) -> None:
     ls.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
     ls.add_argument("-n", "--limit", type=_counted(1, 200), default=20)
     ls.add_argument("--all", action="store_true", help="list all runs, without a limit")
+    ls.add_argument("--group-by", choices=GROUPS, help="print groups with totals")
     _json(ls)
     _json(commands.add_of_run("show", read_commands.show, "show a run, its pools and its replicas"))
     watch = commands.add_of_run("watch", read_commands.watch, "show a run's progress until it ends")

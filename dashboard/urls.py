@@ -57,6 +57,7 @@ urlpatterns = [
     path("theme", theme.choose, name="theme"),
     path("stream", views.runs_stream, name="runs-stream"),
     path("runs/facets", runs.runs_facets, name="runs-facets"),
+    path("runs/complete.json", runs.runs_complete, name="runs-complete"),
     path("runs/totals", runs.runs_totals, name="runs-totals"),
     path("runs/bulk", bulk.bulk, name="runs-bulk"),
     path("views", saved_views.save, name="view-save"),

@@ -20,6 +20,7 @@ from dashboard.api import (
     exports,
     fleet,
     lifecycle,
+    list_tools,
     money,
     people,
     problems,
@@ -64,6 +65,7 @@ problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
     *(alerts, search, money, accounts, people, trackers, sweeps, evaluations),
+    list_tools,
 ):
     api.add_router("", part.router)
 

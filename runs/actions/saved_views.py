@@ -20,7 +20,7 @@ from runs import permissions
 from runs.exceptions import ActionRefused
 from runs.json_values import row_of
 from runs.models import SavedView
-from runs.queries import table
+from runs.queries import groups, table
 from runs.queries.listing import Order
 from runs.queries.search import BadQuery, parse
 
@@ -60,6 +60,7 @@ def save(
     sort: str = "",
     columns: Iterable[str] = (),
     differing: bool = False,
+    group: str = "",
     shared: bool = False,
 ) -> SavedView:
     """Save a new view. Raises :class:`ActionRefused` for invalid values."""
@@ -68,7 +69,7 @@ def save(
     view = SavedView(owner=owner)
     _name(view, name)
     _share(view, shared)
-    _show(view, query=query, sort=sort, columns=columns, differing=differing)
+    _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
     return _store(view)
 
 
@@ -82,10 +83,16 @@ def change(view: SavedView, *, name: str | None = None, shared: bool | None = No
 
 
 def replace(
-    view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool
+    view: SavedView,
+    *,
+    query: str,
+    sort: str,
+    columns: Iterable[str],
+    differing: bool,
+    group: str = "",
 ) -> SavedView:
     """Replace the content of a view."""
-    _show(view, query=query, sort=sort, columns=columns, differing=differing)
+    _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
     return _store(view)
 
 
@@ -118,7 +125,7 @@ def _share(view: SavedView, shared: bool) -> None:
 
 
 def _show(
-    view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool
+    view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool, group: str
 ) -> None:
     query = query.strip()
     try:
@@ -129,6 +136,7 @@ def _show(
     view.query, view.sort = query, str(Order.of(sort))
     view.columns = [] if picked == table.DEFAULT else list(picked)
     view.differing = differing
+    view.group = group if group in groups.BY else ""
 
 
 def _store(view: SavedView) -> SavedView:

@@ -61,6 +61,7 @@ PAGES = {
     "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "runs-facets": ("get", SIGN_IN, OK, OK, OK, OK),
     "runs-totals": ("get", SIGN_IN, OK, OK, OK, OK),
+    "runs-complete": ("get", SIGN_IN, OK, OK, OK, OK),
     "runs-bulk": ("post", SIGN_IN, REFUSED, MOVED, MOVED, MOVED),
     "compare": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),

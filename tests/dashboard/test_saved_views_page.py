@@ -194,6 +194,7 @@ def test_views_through_the_api(operator_user: Any) -> None:
         "shared": True,
         "columns": ["cost", "name"],
         "differing": True,
+        "group": "",
     }
     created = api(client, "post", body=sent)
     assert created.status_code == 201
