@@ -22,6 +22,7 @@ from archipelago import (
     tracker_commands,
     write_commands,
 )
+from archipelago.board_commands import add_board_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 from archipelago.evaluation_parser import add_evaluation_commands
@@ -110,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sweeps(commands)
     _add_read_commands(commands)
     _add_fleet_commands(commands)
+    add_board_commands(commands)
     _add_write_commands(commands)
     add_frame_commands(commands, _counted)
     _add_tracker_commands(commands)

@@ -16,6 +16,7 @@ from dashboard.api import (
     accounts,
     actions,
     alerts,
+    boards,
     evaluations,
     exports,
     fleet,
@@ -65,7 +66,7 @@ problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
     *(alerts, search, money, accounts, people, trackers, sweeps, evaluations),
-    list_tools,
+    *(list_tools, boards),
 ):
     api.add_router("", part.router)
 

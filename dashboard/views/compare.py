@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from dashboard.views.access import reader
 from runs.json_values import finite, iso
 from runs.models import Run
 from runs.queries import comparison, selectors
-from runs.queries.comparison import MEASURES, MOST, Curve
+from runs.queries.comparison import LOSSES, MEASURES, MOST, Curve
 from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
 
@@ -46,10 +47,15 @@ def compare(request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=1`` only the tables, which change while a run works."""
     selection = _selection(request)
     runs = selection.runs
+    context = tables(runs) | {"asked": selection, "most": MOST, "now": timezone.now()}
+    template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
+    return render(request, template, context, status=_status(selection))
+
+
+def tables(runs: list[Run]) -> dict[str, Any]:
+    """The context of the tables of a comparison."""
     table = comparison.table(comparison.measured(runs))
-    context = {
-        "asked": selection,
-        "most": MOST,
+    return {
         "rows": [
             {
                 "run": run,
@@ -62,21 +68,22 @@ def compare(request: HttpRequest) -> HttpResponse:
         "measures": MEASURES,
         "differences": comparison.differences(runs),
         "active": any(run.state not in RUN_ENDED for run in runs),
-        "now": timezone.now(),
     }
-    template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
-    return render(request, template, context, status=_status(selection))
 
 
 @require_safe
 @never_cache
 def compare_json(request: HttpRequest) -> JsonResponse:
     selection = _selection(request)
-    body = {
-        "runs": [{"id": str(run.pk), "name": run.name} for run in selection.runs],
-        "curves": [_columns(curve) for curve in comparison.curves(selection.runs)],
+    return JsonResponse(curves_body(selection.runs), status=_status(selection))
+
+
+def curves_body(runs: list[Run], metrics: Sequence[str] = LOSSES) -> dict[str, Any]:
+    """Curves of runs by metric, with each of the axes."""
+    return {
+        "runs": [{"id": str(run.pk), "name": run.name} for run in runs],
+        "curves": [_columns(curve) for curve in comparison.curves(runs, metrics)],
     }
-    return JsonResponse(body, status=_status(selection))
 
 
 @require_safe

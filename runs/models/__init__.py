@@ -12,6 +12,7 @@ from __future__ import annotations
 from runs.models.alert import Alert, AlertsRead
 from runs.models.archive import Archive
 from runs.models.audit import AuditEntry
+from runs.models.board import Board
 from runs.models.budget import Budget
 from runs.models.credential import Credential
 from runs.models.evaluation import Evaluation, EvaluationAttempt, EvaluationPlan
@@ -36,6 +37,7 @@ __all__ = [
     "ApiToken",
     "Archive",
     "AuditEntry",
+    "Board",
     "Budget",
     "Checkpoint",
     "Contribution",

@@ -79,7 +79,12 @@ def _fields(before: str, term: str) -> list[Completion]:
     minus, word = ("-", term[1:]) if term.startswith("-") else ("", term)
     word = word.lower()
     names = [name for name in search.FIELDS if name.startswith(word)]
-    if not names and len(word) > 2 and word.isalpha() and (nearest := fuzzy.nearest(word, search.FIELDS)):
+    if (
+        not names
+        and len(word) > 2
+        and word.isalpha()
+        and (nearest := fuzzy.nearest(word, search.FIELDS))
+    ):
         names = [nearest]
     return [
         Completion(

@@ -428,7 +428,7 @@ def test_matching_log_lines_are_written_to_a_file(call: Call, run: Any, tmp_path
     assert "expected --level warning or error" in refused.err
 
 
-def test_groups_of_runs(call: Call, run: Run) -> None:
+def test_groups_of_runs(call: Call, run: Any) -> None:
     result = call("ls", "--group-by", "state", "--owner", "owner")
     assert result.code == 0, result.err
     head, group, total = result.out.splitlines()

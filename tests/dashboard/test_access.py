@@ -99,6 +99,8 @@ SENT = {
     "pool-scale": {"count": "2"},
 }
 TESTED_ELSEWHERE = {
+    # test_boards
+    *("boards", "board", "board-new", "board-json", "board-edit", "board-delete"),
     *("runs-stream", "run-stream"),  # live/
     *("run-activity", "alert-acknowledge"),  # test_alerts_tab.py
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py

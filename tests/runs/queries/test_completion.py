@@ -54,27 +54,25 @@ def user(db: None) -> Any:
     return olga
 
 
-COMPLETIONS: dict[str, list[str]] = dict(
-    [
-        ("st", ["state:"]),
-        ("state:failed -ow", ["state:failed -owner:"]),
-        ("lo", ["loss<"]),
-        ("stae", ["state:"]),
-        ("state:ru", ["state:running "]),
-        ("state:failed,canc", ["state:failed,cancelled "]),
-        ("state:runing", ["state:running "]),
-        ("tag:", ["tag:paper ", 'tag:"a b" ']),
-        ('tag:"a', ['tag:"a b" ', "tag:paper "]),
-        ("is:mi", ["is:mine "]),
-        ("owner:OL", ["owner:olga "]),
-        ("name:sec", ['name:"Second run" ']),
-        ("hardware:zz", []),
-        ("loss<3", []),
-        ("xyzzy", []),
-        ("tag:\x00", []),
-        ("a" * 600, []),
-    ]
-)
+COMPLETIONS: dict[str, list[str]] = {
+    "st": ["state:"],
+    "state:failed -ow": ["state:failed -owner:"],
+    "lo": ["loss<"],
+    "stae": ["state:"],
+    "state:ru": ["state:running "],
+    "state:failed,canc": ["state:failed,cancelled "],
+    "state:runing": ["state:running "],
+    "tag:": ["tag:paper ", 'tag:"a b" '],
+    'tag:"a': ['tag:"a b" ', "tag:paper "],
+    "is:mi": ["is:mine "],
+    "owner:OL": ["owner:olga "],
+    "name:sec": ['name:"Second run" '],
+    "hardware:zz": [],
+    "loss<3": [],
+    "xyzzy": [],
+    "tag:\x00": [],
+    "a" * 600: [],
+}
 
 
 def test_completions(user: Any) -> None:
