@@ -156,6 +156,16 @@ function runsPage() {
       else return;
       select();
     });
+    // Shift and a click select the rows up to the one that was clicked before.
+    let before = null;
+    document.addEventListener("click", ({ target, shiftKey }) => {
+      if (!target.matches("[data-pick]")) return;
+      const order = [...rows.keys()];
+      const [from, to] = [order.indexOf(before), order.indexOf(target.value)].sort((a, b) => a - b);
+      if (shiftKey && from >= 0)
+        for (const id of order.slice(from, to + 1)) pick(id, target.checked);
+      before = target.value;
+    });
     bulk.addEventListener("reset", () => {
       picked.clear();
       setTimeout(select);
