@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from archipelago import board_rows as shared
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
-from dashboard.views.compare import curves_body
+from dashboard.presentation.curves import curves_body
 from runs.actions import boards as actions
 from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share
 from runs.models import Board

@@ -15,8 +15,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.forms.board import BoardForm, panel_rows, panels_in
+from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
-from dashboard.views.compare import curves_body, tables
+from dashboard.views.compare import tables
 from runs.actions import boards as actions
 from runs.actions.shared_rows import can_delete, can_share
 from runs.exceptions import ActionRefused, InvalidRun

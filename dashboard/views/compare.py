@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,12 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
-from runs.json_values import finite, iso
+from runs.json_values import iso
 from runs.models import Run
 from runs.queries import comparison, selectors
-from runs.queries.comparison import LOSSES, MEASURES, MOST, Curve
+from runs.queries.comparison import MEASURES, MOST
 from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
 
@@ -76,14 +76,6 @@ def tables(runs: list[Run]) -> dict[str, Any]:
 def compare_json(request: HttpRequest) -> JsonResponse:
     selection = _selection(request)
     return JsonResponse(curves_body(selection.runs), status=_status(selection))
-
-
-def curves_body(runs: list[Run], metrics: Sequence[str] = LOSSES) -> dict[str, Any]:
-    """Curves of runs by metric, with each of the axes."""
-    return {
-        "runs": [{"id": str(run.pk), "name": run.name} for run in runs],
-        "curves": [_columns(curve) for curve in comparison.curves(runs, metrics)],
-    }
 
 
 @require_safe
@@ -142,18 +134,6 @@ def _status(selection: Selection) -> int:
     if selection.left_out:
         return 422
     return 404 if selection.unknown and not selection.runs else 200
-
-
-def _columns(curve: Curve) -> dict[str, Any]:
-    return {
-        "run": curve.run,
-        "series": curve.series,
-        "tokens": curve.tokens.tolist(),
-        "wall": [round(s, 2) for s in curve.wall_s.tolist()],
-        "money": None if curve.usd is None else [round(usd, 6) for usd in curve.usd.tolist()],
-        "value": [finite(v) for v in curve.value.tolist()],
-        "total": curve.total,
-    }
 
 
 def _number(value: float | None) -> float | str:

@@ -195,7 +195,7 @@ def archive(run: Run, *, actor: User, archived: bool = True) -> bool:
 
 
 def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
-    """Replace notes and tags. What the run has spent so far stays with the tags until now.
+    """Replace notes and tags. The spending so far stays with the tags until now.
 
     Raises :class:`ActionRefused` for invalid tags.
     """

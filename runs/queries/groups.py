@@ -23,7 +23,7 @@ from runs.queries.search import Term, matching, quoted
 from runs.states import RUN_ACTIVE, RunState
 
 BY = {"tag": "Tag", "owner": "Owner", "sweep": "Sweep", "state": "State", "backend": "Backend"}
-"""What runs can be grouped by, and its label."""
+"""Properties that runs are grouped by, and their labels."""
 MOST_RUNS = 20_000
 """Matching runs that are counted, the newest first."""
 GROUPS = 50
@@ -115,7 +115,7 @@ def groups(
 
 
 def _rates() -> dict[uuid.UUID, tuple[float, bool]]:
-    """What each run costs an hour now, and whether all its prices are known."""
+    """Cost of each run an hour, and whether all its prices are known."""
     rows = rates.running_jobs().values_list("replica__run")
     counted = rows.annotate(sum=Sum("price_usd_h"), jobs=Count("pk"), priced=Count("price_usd_h"))
     return {run: (finite(usd) or 0.0, jobs == priced) for run, usd, jobs, priced in counted}

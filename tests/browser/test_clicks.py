@@ -1,4 +1,4 @@
-"""What people come for, with the number of clicks that each takes."""
+"""Common jobs on the pages, with the number of clicks that each takes."""
 
 from __future__ import annotations
 
