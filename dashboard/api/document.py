@@ -8,14 +8,14 @@ the form, so that both report the same errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
 from dashboard.api.types import LARGE, NO_NUL, SMALL, Body
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS
+from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS, WorkloadDocument
 from runs.exceptions import InvalidRun
 from runs.queries import named
 from runs.submit.run_draft import Fork, PoolDraft, RunDraft
@@ -207,7 +207,7 @@ def _settings(sent: Mapping[str, Any], replicas: int) -> GroupSettings:
         raise InvalidRun(f"settings.{error.field}", error.message) from None
 
 
-def _workload(sent: Mapping[str, Any]) -> Any:
+def _workload(sent: Mapping[str, Any]) -> WorkloadDocument:
     values = {"kind": "byte_gpt"} | dict(sent)
     kind = values["kind"]
     workload = WORKLOADS.get(kind) if isinstance(kind, str) else None
@@ -216,7 +216,7 @@ def _workload(sent: Mapping[str, Any]) -> Any:
             "workload.kind", f"expected one of {', '.join(sorted(WORKLOADS))}, found {kind!r}"
         )
     try:
-        return cast(Any, workload).from_dict(values)
+        return workload.from_dict(values)
     except SettingsError as error:
         field = "workload" if error.field in ("", "workload") else f"workload.{error.field}"
         raise InvalidRun(field, error.message) from None

@@ -34,8 +34,9 @@ from diloco.protocol.workload import (
     STDLIB,
     ByteGPTWorkload,
     HuggingFaceWorkload,
+    WorkloadDocument,
 )
-from runs.submit.run_draft import RunDraft, Workload
+from runs.submit.run_draft import RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
@@ -316,7 +317,7 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
             trackers=tuple(sorted(map(int, values["trackers"]))),
         )
 
-    def _workload(self) -> tuple[Workload, bytes]:
+    def _workload(self) -> tuple[WorkloadDocument, bytes]:
         """The workload and its archive. Raises :class:`SettingsError` with the form's field."""
         values = self.cleaned_data
         if values["workload"] == CUSTOM:
@@ -389,7 +390,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
     }
 
 
-def _initial_of_workload(workload: Workload) -> dict[str, Any]:
+def _initial_of_workload(workload: WorkloadDocument) -> dict[str, Any]:
     """The kind, and the fields of the built-in model and the data."""
     gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
     own = workload if isinstance(workload, HuggingFaceWorkload) else gpt

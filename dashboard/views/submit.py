@@ -26,6 +26,7 @@ from dashboard.api.document_text import read_document
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
+from dashboard.forms.run import FIELDS
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
@@ -61,6 +62,9 @@ def new(request: HttpRequest) -> HttpResponse:
         if query is not None:
             return redirect(f"{request.path}?{query}")
         template = submit_source.draft_of(request)
+        if template is not None and template.workload.kind not in FIELDS:
+            messages.error(request, _without_form(template.workload.kind))
+            return redirect("run", run_id=submit_source.cloned(request.GET))
         choices = PoolChoices.load(user)
         initial = initial_from(template or _starting_draft(choices))
         initial["submit_key"] = secrets.token_urlsafe(24)
@@ -86,6 +90,12 @@ def new(request: HttpRequest) -> HttpResponse:
     except InvalidRun as error:
         show(form, error.problems)
         return page(request, form, draft)
+
+
+def _without_form(kind: str) -> str:
+    return (
+        f"The form has no fields for workloads of kind {kind}. Copy the run with archipelago clone."
+    )
 
 
 def _launch(form: RunForm, draft: RunDraft, user: User) -> HttpResponse:

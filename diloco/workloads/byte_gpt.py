@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings
-from diloco.protocol.workload import VOCABULARY, ByteGPTWorkload, GPTSize
+from diloco.protocol.workload import BYTES, VOCABULARY, ByteGPTWorkload, GPTSize
 from diloco.workloads.base import (
     HeldOutLoss,
     Optimizers,
@@ -30,7 +30,14 @@ from diloco.workloads.base import (
     inner_optimizers,
     warmup_cosine,
 )
-from diloco.workloads.sharded import Tokens, TrainingData, UnitSamples
+from diloco.workloads.sharded import (
+    RandomWindows,
+    Tokens,
+    TrainingData,
+    UnitSamples,
+    load_shards,
+)
+from diloco.workloads.text import load_corpus
 
 _ROTARY_BASE = 10_000.0
 _EVALUATED_TOGETHER = 32
@@ -121,6 +128,42 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation).flatten(-2).type_as(x)
+
+
+def load_training(
+    workload: ByteGPTWorkload, settings: GroupSettings, *, replica: int, device: torch.device
+) -> ByteGPTTraining:
+    """Load the workload of one replica. Raises :class:`SettingsError` if the data cannot be
+    loaded."""
+    train, held_out = _load_data(workload, settings, replica)
+    return ByteGPTTraining(workload, settings, train, held_out, device=device)
+
+
+def _load_data(
+    workload: ByteGPTWorkload, settings: GroupSettings, replica: int
+) -> tuple[TrainingData, Tokens]:
+    """Return the training data and the held-out windows of one replica."""
+    context, tokens = workload.shape.context, workload.eval_bytes
+    if workload.is_sharded:
+        return load_shards(
+            workload.data,
+            settings,
+            replica=replica,
+            context=context,
+            eval_tokens=tokens,
+            vocabulary=VOCABULARY,
+            digest=BYTES,
+            coverage=workload.data_coverage,
+        )
+    corpus = load_corpus(
+        workload.data,
+        shard=replica,
+        shards=settings.max_replicas,
+        context=context,
+        eval_bytes=tokens,
+    )
+    train = RandomWindows(corpus.train, settings, replica=replica, context=context)
+    return train, corpus.held_out
 
 
 class ByteGPTTraining:

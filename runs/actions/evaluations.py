@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import SettingsError
-from diloco.protocol.workload import CustomWorkload
+from diloco.protocol.workload import WORKLOADS
 from runs.bulk import update_row
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.local_access import refused_local
@@ -123,11 +123,12 @@ def _check(run: Run, draft: PlanDraft, actor: User) -> None:
         raise InvalidRun("backend", problem)
     if draft.spec.data and (problem := refuse_data(draft.spec.data)):
         raise InvalidRun("data", problem)
-    is_custom = run.workload.get("kind") == CustomWorkload.kind
-    if is_custom and (draft.spec.data or draft.spec.tasks):
+    workload = WORKLOADS.get(run.workload.get("kind", ""))
+    has_tokens = workload is not None and workload.is_language_model
+    if not has_tokens and (draft.spec.data or draft.spec.tasks):
         raise InvalidRun(
             "data" if draft.spec.data else "tasks",
-            "leave data and tasks empty: a custom workload is evaluated on its own data, because "
+            "leave data and tasks empty: this workload is evaluated on its own data, because "
             "its tokenizer is not known",
         )
 

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from diloco.protocol.workload import SHARDS, ByteGPTWorkload, CustomWorkload
+from diloco.protocol.workload import CustomWorkload
 from diloco.store.location import canonical
 from executors.base import ExecutorError
 from executors.catalogue import Hardware
@@ -221,9 +221,7 @@ def _check_data(draft: RunDraft) -> None:
     """A local replica reads data with the rights of the server's own process, so refuse data
     outside the allowed locations."""
     data = str(getattr(draft.workload, "data", ""))
-    is_sharded = getattr(draft.workload, "data_format", "") == SHARDS  # never a name on the Hub
-    is_address = is_sharded or isinstance(draft.workload, ByteGPTWorkload)
-    is_address = is_address or "://" in data or "::" in data
+    is_address = bool(draft.workload.data_uri) or "://" in data or "::" in data
     if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
         raise InvalidRun("data", problem)
 

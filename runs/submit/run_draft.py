@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from diloco.protocol.settings import GroupSettings
-from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload, WorkloadDocument
 from executors.registry import DESCRIPTIONS
-
-Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
 
 LIMITS = ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts")
 """Fields of a draft that are columns of its run."""
@@ -81,7 +79,7 @@ class RunDraft:
 
     name: str
     settings: GroupSettings
-    workload: Workload
+    workload: WorkloadDocument
     pools: tuple[PoolDraft, ...]
     rendezvous: str = ""
     time_limit_s: int = 0

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PASSWORD, Site, Window, running_site
+from tests.browser.conftest import PASSWORD, Site, Window, expect_address, running_site
 
 pytestmark = pytest.mark.browser
 
@@ -265,7 +265,9 @@ def test_users_end_to_end(window: Window, site: Site) -> None:
     page.get_by_label("Name", exact=True).fill("nora")
     page.get_by_role("radio", name="operator").check()
     page.get_by_role("button", name="Add", exact=True).click()
-    link = page.get_by_role("textbox", name="Link").input_value()
+    field = page.get_by_role("textbox", name="Link")
+    expect(field).to_have_value(re.compile("^http"))
+    link = field.input_value()
     window.shoot(page, "users-link")
     own = window.open(link.removeprefix(site.url), user=None)
     own.get_by_label("New password", exact=True).fill(PASSWORD)
@@ -281,7 +283,7 @@ def test_users_end_to_end(window: Window, site: Site) -> None:
     row.get_by_role("button", name="Deactivate").click()
     page.get_by_text("nora is signed out").wait_for()
     own.goto("/")
-    assert "/login" in own.url
+    expect_address(own, "/login")
 
 
 def test_alert_appears_live_and_is_acknowledged(window: Window, site: Site) -> None:
@@ -296,11 +298,11 @@ def test_alert_appears_live_and_is_acknowledged(window: Window, site: Site) -> N
     )
     site.publish(run, run=json.loads(header))
     page.get_by_role("button", name="Acknowledge").first.wait_for()
-    assert page.locator("[data-alert-count] [data-n]").inner_text() == "3"
+    expect(page.locator("[data-alert-count] [data-n]")).to_have_text("3")
     window.shoot(page, "alerts")
     page.get_by_role("button", name="Acknowledge").first.click()
     page.get_by_text("acknowledged by olga").first.wait_for()
-    assert page.locator("[data-alert-count] [data-n]").inner_text() == "2"
+    expect(page.locator("[data-alert-count] [data-n]")).to_have_text("2")
 
 
 def test_every_page_template_has_a_test() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -81,7 +81,7 @@ def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None
     )
     with page.expect_response(lambda r: "heatmap.json?below=11" in r.url):
         page.goto(f"/runs/{run}/?tab=rounds")
-    page.wait_for_timeout(100)
+    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("12 of 20 rounds")
     expect_announced(page, 9, 2, "Round 9, replica 2: late by 2.4 s")
     expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
 
@@ -99,7 +99,7 @@ def test_fragments_have_lanes(window: Window, site: Site, scheme: str) -> None:
     expect(page.locator("[data-round-detail]")).to_contain_text("1 (0 to 3)")
     window.shoot(page, f"rounds-lanes-{scheme}")
     choice.select_option("2")
-    assert "fragment=2" in page.url
+    expect_address(page, "fragment=2")
     expect_announced(page, 2, 3, "Round 7, fragment 2, replica 3: healing (catching up)")
     choice.select_option("all")
     expect_announced(page, 7, 3, "Round 7, fragment 2, replica 3: healing (catching up)")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -39,7 +39,7 @@ def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -
     card.get_by_label("Search").fill("retried")
     card.get_by_label("Search").press("Enter")
     expect(lines).to_have_count(4)
-    assert "q=retried" in page.url
+    expect_address(page, "q=retried")
     card.get_by_label("Replica").select_option(label="Replica 1")
     expect(lines).to_have_count(1)
     card.get_by_label("Level").select_option(label="Errors")

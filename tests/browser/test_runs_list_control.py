@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, eventually, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -103,6 +103,7 @@ def test_reason_is_one_line_with_all_of_it_on_hover_and_focus(
 ) -> None:
     page = window.open("/", width=width)
     why = page.locator(f'[data-run="{runs[3]}"] .why')
+    expect(why).to_be_visible()
     assert (why.bounding_box() or {})["height"] <= 22
     assert cut(page, ".why") != []
     row = page.locator(f'[data-run="{runs[3]}"]')
@@ -110,7 +111,7 @@ def test_reason_is_one_line_with_all_of_it_on_hover_and_focus(
     for show in (why.hover, why.focus):
         show()
         expect(why).to_have_css("white-space", "pre-wrap")
-        assert cut(page, ".why") == []
+        eventually(page, lambda: cut(page, ".why"), lambda texts: texts == [])
     if before:  # it covers rows and does not move them
         assert row.bounding_box() == before
     window.shoot(page, f"runs-reason-{width}", full=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -65,8 +65,8 @@ def open_menu(page: Page, name: str) -> None:
     page.locator(".find summary", has_text=name).click()
 
 
-def cells(page: Page) -> list[str]:
-    return page.locator("thead th").all_inner_texts()[1:]
+def head(page: Page, name: str) -> Locator:
+    return page.get_by_role("columnheader", name=name, exact=True)
 
 
 def test_layout(window: Window, site: Site, empty: None) -> None:
@@ -94,20 +94,23 @@ def test_selected_columns_stay_in_the_address(window: Window, runs: list[str]) -
         page.locator(".pick").get_by_label(name, exact=True).uncheck()
     page.locator(".pick").get_by_label("Age", exact=True).check()
     page.get_by_role("button", name="Show", exact=True).click()
-    assert "sort=-name" in page.url
+    expect(head(page, "Age")).to_be_visible()
+    expect_address(page, "sort=-name")
     expect(page.get_by_text("1 selected")).to_be_visible()
-    heads = cells(page)
-    assert "Age" in heads
-    assert not {"Replicas", "Goodput", "Started"} & set(heads)
+    for name in ("Replicas", "Goodput", "Started"):
+        expect(head(page, name)).to_have_count(0)
+    heads = page.locator("thead th").all_text_contents()
     page.get_by_role("link", name="Tokens", exact=True).click()
-    assert cells(page) == heads
+    expect(page.locator("th[aria-sort]")).to_have_text("Tokens")
+    expect(page.locator("thead th")).to_have_text(heads)
     open_menu(page, "Columns")
     page.get_by_role("link", name="Reset").click()
-    assert "Goodput" in cells(page)
+    expect(head(page, "Goodput")).to_be_visible()
     narrow = window.open("/?columns=name,loss", width=360)
     expect(narrow.locator("[data-run]").first).to_be_visible()
     labels = narrow.locator("[data-run]").first.locator("[data-label]")
-    assert labels.evaluate_all("all => all.map((cell) => cell.dataset.label)") == ["Eval loss"]
+    expect(labels).to_have_count(1)
+    expect(labels).to_have_attribute("data-label", "Eval loss")
 
 
 def test_differing_settings_are_columns(window: Window, runs: list[str]) -> None:
@@ -116,7 +119,7 @@ def test_differing_settings_are_columns(window: Window, runs: list[str]) -> None
     page.get_by_role("switch", name="Show differing settings").check()
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("th.c-differ")).to_have_count(1)
-    assert page.locator("td.c-differ").all_inner_texts() == ["40", "80", "40"]
+    expect(page.locator("td.c-differ")).to_have_text(["40", "80", "40"])
     page.goto("/?q=H40&differ=1")
     expect(page.get_by_text("There is only one run to compare")).to_be_visible()
 
@@ -128,13 +131,13 @@ def test_view_is_saved_shared_changed_and_deleted(window: Window, runs: list[str
     page.get_by_label("Shared with all users").check()
     page.get_by_role("button", name="Save view").click()
     expect(page.get_by_text("View Failures saved")).to_be_visible()
-    assert "columns=name" in page.url
+    expect_address(page, "columns=name")
 
     other = window.open("/", user="vera")
     open_menu(other, "Views")
     other.locator(".views").get_by_role("link", name="Failures").click()
     expect(other.locator("[data-run]")).to_have_count(2)
-    assert cells(other) == ["Run", "Eval loss"]
+    expect(other.locator("thead th")).to_have_text(["", "Run", "Eval loss"])
     open_menu(other, "Views")
     expect(other.locator(".views").get_by_text("Change")).to_have_count(0)
     expect(other.get_by_label("Shared with all users")).to_have_count(0)
@@ -231,7 +234,7 @@ def test_keyboard_shortcuts(window: Window, runs: list[str]) -> None:
         window.shoot(page, f"keys-{width}-{scheme}", full=False)
     page.set_viewport_size({"width": 1280, "height": 800})
     page.keyboard.press("j")  # disabled while a dialog is open
-    assert page.evaluate("document.activeElement.closest('[data-run]')") is None
+    expect(page.locator("[data-run]:focus-within")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     page.keyboard.press("/")

@@ -53,8 +53,9 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     expect(rows.first).to_contain_text("2.25")
     expect(rows.first).to_contain_text("0.001")
     expect(page.locator(".scatter circle")).to_have_count(3)
+    address = page.url
     for width, scheme in ((1440, "light"), (390, "dark")):
-        shot = window.open(page.url, width=width, scheme=scheme)
+        shot = window.open(address, width=width, scheme=scheme)
         window.shoot(shot, f"sweep-{width}-{scheme}")
         assert overflow(shot) <= 0
     page.locator("summary", has_text="Stop all").click()

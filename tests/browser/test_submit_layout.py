@@ -38,6 +38,7 @@ def test_estimate_and_launch_are_in_sight_at_every_scroll_position(
 ) -> None:
     page = window.open("/runs/new", width=width, height=height)
     open_all(page)
+    expect(page.get_by_role("button", name="Launch")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollHeight") > 3 * height
     assert page.evaluate(OUT_OF_SIGHT) == []
     page.evaluate("scrollTo(0, 1500)")
@@ -54,6 +55,7 @@ def test_launch_of_the_narrow_bar_submits_the_form(window: Window) -> None:
 
 def user_menu(page: Page) -> dict[str, Any]:
     page.locator(".topbar .menu:not(.topmenu) > summary").click()
+    expect(page.locator(".topbar .menu:not(.topmenu)")).to_have_attribute("open", "")
     style: dict[str, Any] = page.evaluate(
         """() => {
             const menu = document.querySelector(".topbar .menu:not(.topmenu) > summary");

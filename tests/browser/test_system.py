@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +34,7 @@ def test_curves_of_replicas_and_their_range(window: Window, site: Site) -> None:
     memory.get_by_role("button", name="Table", exact=True).click()
     expect(memory.locator("caption")).to_have_text("Process memory by inner step")
     expect(memory.get_by_role("columnheader", name="Replica 3")).to_be_visible()
-    assert "tab=system" in page.url and "table=memory" in page.url
+    expect_address(page, "tab=system", "table=memory")
 
 
 def test_arrow_keys_read_a_chart(window: Window, site: Site) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -24,24 +23,9 @@ from diloco.protocol.workload import WORKLOADS
 from runs.models import ExperimentTracker, Run, Sweep, Webhook
 from runs.submit import run_draft
 from runs.submit.run_draft import PoolDraft
-from tests.browser import seed
 from tests.dashboard.test_submit import filled
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return operator_user
-
-
-@pytest.fixture
-def run(operator_user: Any, tmp_path: Path) -> Run:
-    created: Run = seed.run(operator_user, name="First", replicas=2)
-    Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
-    created.refresh_from_db()
-    return created
 
 
 def tracker(name: str, *, enabled: bool = True) -> ExperimentTracker:

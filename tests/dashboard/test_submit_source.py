@@ -31,20 +31,6 @@ LLAMA = HuggingFaceWorkload(
 )
 
 
-@pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return operator_user
-
-
-@pytest.fixture
-def run(operator_user: Any, tmp_path: Path) -> Run:
-    created: Run = seed.run(operator_user, name="First", replicas=2)
-    Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
-    created.refresh_from_db()
-    return created
-
-
 def values_of(client: Client, query: str = "") -> dict[str, Any]:
     """Return the values that a browser posts for the prefilled form."""
     response = client.get(reverse("run-new") + query)
