@@ -146,7 +146,8 @@ def test_a_log_of_what_is_filtered_takes_two_clicks(
     expect(link).to_have_attribute("href", re.compile("level=warning"))
     with page.expect_download() as download:
         click(link)
-    assert download.value.path().read_text().count("\n") < 12
+    lines = download.value.path().read_text().splitlines()
+    assert 0 < len(lines) < 12
     assert click.count == 2
 
 
