@@ -114,13 +114,15 @@ class TrackerForm(_Styled):
                 self.fields[name].label = label
             else:
                 del self.fields[name]
+        if kind.default_server:
+            self.fields["server"].help_text = f"Leave empty for {kind.default_server}."
         for name in kind.secrets:
             self.fields[name] = forms.CharField(
                 label=name,
                 required=False,
                 max_length=1000,
                 widget=forms.PasswordInput(attrs=PRIVATE),
-                help_text="Leave empty to keep the current one.",
+                help_text="Leave empty to keep the current one, for the same address only.",
             )
         style_inputs(self)
 

@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.forms import PoolChoices
 from dashboard.forms.evaluation import EvaluationForm, initial_of_plan
 from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
 from runs import permissions
@@ -18,6 +19,7 @@ from runs.actions import evaluations as actions
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import EvaluationPlan, Run
 from runs.queries import evaluations as queries
+from runs.submit.evaluation_plans import draft_of
 
 
 @require_safe
@@ -60,8 +62,8 @@ def _form(request: HttpRequest, run: Run, plan: EvaluationPlan | None) -> HttpRe
     user = signed_in(request)
     form = EvaluationForm(
         request.POST if request.method == "POST" else None,
-        user=user,
-        initial=initial_of_plan(plan) if plan else None,
+        choices=PoolChoices.load(user),
+        initial=initial_of_plan(draft_of(plan)) if plan else None,
         is_changed=plan is not None,
     )
     if request.method == "POST" and form.is_valid():

@@ -32,7 +32,7 @@ from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
 from runs import permissions
 from runs.exceptions import InvalidRun
-from runs.submit import create, names, preflight, run_draft, sweeps
+from runs.submit import create, names, pool_check, preflight, run_draft, sweeps
 from runs.submit.run_draft import PoolDraft, RunDraft
 
 PASSED = "Works"
@@ -154,6 +154,10 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         form.add_pool()
     elif "remove_pool" in request.POST:
         form.remove_pool(request.POST["remove_pool"])
+    elif "add_evaluation" in request.POST:
+        form.add_evaluation()
+    elif "remove_evaluation" in request.POST:
+        form.remove_evaluation(request.POST["remove_evaluation"])
     elif "test" in request.POST:
         what = request.POST["test"]
         tested[what] = _test(form, what, signed_in(request))
@@ -216,7 +220,7 @@ def _test(form: RunForm, what: str, user: User) -> str:
     draft = pool.draft()
     index = form.pools.index(pool)
     try:
-        create.check_pool(draft, index)
+        pool_check.check_pool(draft, index)
     except InvalidRun as error:
         show(form, error.problems)
         return ""

@@ -170,6 +170,15 @@ class GroupSettings:
         "exchange",
         choices=("auto", "gather", "sharded", "syncer"),
     )
+    frozen: str = choice_setting(
+        "equal",
+        "Frozen parameters",
+        "Parameters without gradients are never exchanged. equal: all replicas need the same, e.g. "
+        "the base model of LoRA adapters; each join compares digests. local: each replica has its "
+        "own values, e.g. of a teacher; each join compares names, shapes and dtypes only.",
+        "exchange",
+        choices=("equal", "local"),
+    )
     outer_lr: float = float_setting(
         0.7,
         "Outer learning rate",
@@ -541,7 +550,11 @@ class GroupSettings:
             raise SettingsError(name, REPLACED[name])
         known = {spec.name for spec in setting_fields()}
         for name in sorted(known - set(values)):
-            raise SettingsError(name, "expected a value in the group's settings, found none")
+            raise SettingsError(
+                name,
+                "expected a value in the group's settings, found none. If an earlier version made "
+                "the group, install that version, or start a new group with this one",
+            )
         for name in sorted(set(values) - known):
             raise SettingsError(name, "is not a group setting of this version")
         return cls(**values)

@@ -22,6 +22,7 @@ from runs.exceptions import InvalidRun, LaunchFailed
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, ReplicaPool, Run
 from runs.submit import names
+from runs.submit.evaluation_plans import draft_of
 from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
 
 KEPT = 2
@@ -49,6 +50,7 @@ def clone_of(run: Run) -> RunDraft:
         archive=bytes(run.archive.data) if run.archive else b"",
         notify=None if run.notify is None else tuple(run.notify),
         trackers=tuple(run.mirrors.values_list("tracker_id", flat=True)),
+        evaluations=tuple(map(draft_of, run.evaluation_plans.filter(enabled=True))),
     )
 
 
@@ -82,6 +84,12 @@ def check_fork(fork: Fork, draft: RunDraft) -> None:
         )
     check_model(run, draft.workload)
     source = run.settings
+    if (source.frozen, draft.settings.frozen) == ("local", "equal"):
+        raise InvalidRun(
+            "frozen",
+            f"expected 'local' as in {run.name!r}, whose checkpoints have no digests of frozen "
+            "parameters to compare replicas with, found 'equal'",
+        )
     for name in ("num_fragments", "fragment_pattern") if fork.outer else ():
         expected, actual = getattr(source, name), getattr(draft.settings, name)
         if expected != actual:

@@ -32,9 +32,10 @@ from runs.exceptions import InvalidRun
 from runs.models import Credential, Run
 from runs.redaction import redact
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
-from runs.submit.create import CheckedDraft, check_pool, check_submission
+from runs.submit.create import CheckedDraft, check_submission
 from runs.submit.forecast import estimate_run
 from runs.submit.limit_check import limit_problems
+from runs.submit.pool_check import check_pool
 from runs.submit.run_draft import PoolDraft, RunDraft
 from runs.submit.shard_check import read_shards, shard_problem
 from runs.submit.throughput_history import rates_of_all

@@ -64,6 +64,26 @@ def test_token_shards_ask_for_their_uri_and_coverage(window: Window) -> None:
     window.shoot(page, "submit-token-shards")
 
 
+def test_evaluations_are_added_and_removed_before_the_launch(window: Window) -> None:
+    page = window.open("/runs/new")
+    page.locator("#id_name").fill("Kept")
+    open_section(page, "Evaluations")
+    page.get_by_role("button", name="Add an evaluation").click()
+    row = page.get_by_role("group", name="Evaluation 1")
+    expect(row).to_be_in_viewport()
+    expect(page.locator("#id_name")).to_have_value("Kept")
+    row.get_by_label("Name").fill("bench")
+    row.get_by_label("When").select_option("2")
+    page.get_by_text("Effective JSON").click()
+    expect(page.locator("[data-json]")).to_contain_text('"every": 2')
+    page.get_by_role("button", name="Add an evaluation").click()
+    expect(page.get_by_role("group", name="Evaluation 2")).to_be_visible()
+    window.fits(page, "submit-evaluations", 390, 1280)
+    page.get_by_role("button", name="Remove evaluation 1").click()
+    expect(page.get_by_role("group", name="Evaluation 2")).to_have_count(0)
+    expect(row.get_by_label("Name")).to_have_value("")
+
+
 def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("Kept")
