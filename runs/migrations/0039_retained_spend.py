@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0036_evaluations")]
+    dependencies = [("runs", "0038_tracker_addresses")]
 
     operations = [
         migrations.AddField(
