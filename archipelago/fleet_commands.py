@@ -131,7 +131,7 @@ def _name(group: SpendGroup, by: str) -> str:
     if group.others:
         return f"{group.others} others"
     if by == "run":
-        return f"{group.key[:8]} {group.label}"
+        return f"{group.key[:8]} {group.label}{' (deleted)' if group.deleted else ''}"
     return group.label or "no tag"
 
 

@@ -1,4 +1,4 @@
-"""Methods of the client for what belongs to no single run: alerts, search, settings."""
+"""Methods of the client for what belongs to no single run: alerts, search, settings, boards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from archipelago.board_rows import Board, BoardResults
 from archipelago.errors import NotFound
 from archipelago.frame_rows import (
     BackendState,
@@ -183,6 +184,25 @@ class FrameClient:
             if row.name == name:
                 return row
         raise NotFound(f"expected the name of one, found {name!r}")
+
+    def boards(self) -> list[Board]:
+        """The user's own boards and shared ones."""
+        return [Board.of(row) for row in self._get("/boards")["boards"]]
+
+    def board(self, board_id: int) -> BoardResults:
+        """A board with the results of its runs."""
+        return BoardResults.of(self._get(f"/boards/{board_id}"))
+
+    def save_board(self, body: Mapping[str, Any]) -> Board:
+        """Save a board; an own one with the same name is replaced."""
+        name = str(body["name"]).lower()
+        known = [row for row in self.boards() if row.mine and row.name.lower() == name]
+        if known:
+            return Board.of(self._send("PUT", f"/boards/{known[0].id}", body))
+        return Board.of(self._send("POST", "/boards", body))
+
+    def delete_board(self, board_id: int) -> None:
+        self._send("DELETE", f"/boards/{board_id}")
 
     def _get(self, path: str, **query: Any) -> Any:
         return self._http.call("GET", path, query=query)[1]

@@ -13,6 +13,7 @@ from archipelago import run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Unreachable
 from archipelago.frame_commands import inbox
+from archipelago.list_rows import RunGroup
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
 
 MAX_FAILED_POLLS = 30
@@ -26,6 +27,8 @@ def whoami(client: Client, options: argparse.Namespace) -> int:
 
 
 def ls(client: Client, options: argparse.Namespace) -> int:
+    if options.group_by:
+        return _groups(client, options)
     filters = {
         "states": options.state,
         "owner": options.owner,
@@ -62,6 +65,41 @@ def ls(client: Client, options: argparse.Namespace) -> int:
     for run, line in zip(runs, lines, strict=True):
         print(line.replace(run.state, terminal.painted(run.state, run.state, colour=colour), 1))
     return 0
+
+
+def _groups(client: Client, options: argparse.Namespace) -> int:
+    """Print groups of the runs that match a query."""
+    terms = [
+        options.query,
+        f"state:{','.join(options.state)}" if options.state else "",
+        *(
+            f'{name}:"{value}"'
+            for name in ("owner", "backend", "name")
+            if (value := getattr(options, name))
+        ),
+    ]
+    limit = 1000 if options.all else options.limit
+    found = client.run_groups(options.group_by, query=" ".join(filter(None, terms)), limit=limit)
+    if options.json:
+        return _json(found.raw)
+    rows = [_group_row(group) for group in [*found.groups, found.total]]
+    heads = [options.group_by.upper(), "RUNS", "ACTIVE", "FAILED", "BEST", "TOKENS", "COST", "$/H"]
+    for line in terminal.table(heads, rows, right="lrrrrrrr"):
+        print(line)
+    if not found.complete:
+        print("incomplete: only the newest runs were counted", file=sys.stderr)
+    return 0
+
+
+def _group_row(group: RunGroup) -> list[str]:
+    return [
+        f"{group.others} others" if group.others else terminal.safe(group.label),
+        *(str(value) for value in (group.runs, group.active, group.failed)),
+        terminal.loss(group.best_eval_loss),
+        terminal.count(group.tokens),
+        terminal.money(group.cost_usd, known=group.cost_known),
+        terminal.rate(group.usd_h, known=group.usd_h_known),
+    ]
 
 
 def _list_row(run: RunHeader) -> list[str]:

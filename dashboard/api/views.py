@@ -15,7 +15,7 @@ from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from runs.actions import saved_views as service
-from runs.queries import search, table
+from runs.queries import groups, search, table
 from runs.queries.listing import NEWEST, SORTS
 
 router = Router(tags=["views"])
@@ -25,7 +25,8 @@ ViewId = Annotated[int, Path(ge=0, le=SMALL)]
 
 class View(Body):
     """``columns`` are column names; empty for the default columns. ``differing`` adds the settings
-    in which the listed runs differ. Only operators and administrators can set ``shared``."""
+    in which the listed runs differ; ``group`` shows groups with totals instead of runs. Only
+    operators and administrators can set ``shared``."""
 
     name: Annotated[str, Field(min_length=1, max_length=service.NAME_LENGTH, pattern=NO_NUL)]
     query: Annotated[str, Field(max_length=search.LONGEST, pattern=NO_NUL)] = ""
@@ -35,6 +36,7 @@ class View(Body):
         Field(max_length=len(table.COLUMNS)),
     ] = Field(default_factory=list)
     differing: bool = False
+    group: Literal["", *groups.BY] = ""  # type: ignore[valid-type]
     shared: bool = False
 
 

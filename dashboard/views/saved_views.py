@@ -32,6 +32,7 @@ def save(request: HttpRequest) -> HttpResponse:
             sort=str(address.order),
             columns=address.columns,
             differing=address.differing,
+            group=address.group,
         )
     except ActionRefused as error:
         messages.error(request, f"View not saved: {error}.")
@@ -81,6 +82,7 @@ def _replace(saved_view: SavedView, address: ListAddress) -> None:
         sort=str(address.order),
         columns=address.columns,
         differing=address.differing,
+        group=address.group,
     )
 
 

@@ -59,7 +59,12 @@ def sweep(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
         "metrics": METRICS.values(),
         "fields": fields,
         "rows": [
-            row | {"cells": [value_text(row["values"].get(each["field"])) for each in fields]}
+            row
+            | {
+                "cells": [
+                    (each["label"], value_text(row["values"].get(each["field"]))) for each in fields
+                ]
+            }
             for row in runs
         ],
         "best": runs[0] if runs and runs[0]["rank"] else None,

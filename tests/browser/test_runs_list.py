@@ -74,6 +74,33 @@ def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
+def test_completion_by_keyboard_and_groups(window: Window, runs: list[str]) -> None:
+    page = window.open("/", width=360)
+    field = page.get_by_label("Find runs")
+    field.press_sequentially("ow")
+    found = page.get_by_role("listbox", name="Completions").get_by_role("option")
+    expect(found).to_have_text(["owner:user name"])
+    window.shoot(page, "runs-completion-360", full=False)
+    field.press("ArrowDown")
+    field.press("Tab")
+    expect(found.first).to_contain_text("olga")
+    field.press("ArrowDown")
+    field.press("Enter")
+    expect(field).to_have_value("owner:olga ")
+    field.press("Escape")
+    expect(page.get_by_role("listbox", name="Completions")).to_be_hidden()
+    field.press("Enter")
+    expect(page.locator("[data-run]")).to_have_count(4)
+    page.get_by_text("Group", exact=True).click()
+    page.get_by_role("link", name="Tag", exact=True).click()
+    table = page.get_by_role("table", name="Runs by tag, the most expensive first")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    window.shoot(page, "runs-groups-360")
+    assert overflow(page) <= 0
+    table.get_by_role("link", name="sweep").click()
+    expect(page.locator("[data-run]")).to_have_count(2)
+
+
 def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
     for key in "jxjx":
