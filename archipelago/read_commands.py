@@ -81,7 +81,7 @@ def _groups(client: Client, options: argparse.Namespace) -> int:
     limit = 1000 if options.all else options.limit
     found = client.run_groups(options.group_by, query=" ".join(filter(None, terms)), limit=limit)
     if options.json:
-        return _json(found.raw)
+        return terminal.print_json(found.raw)
     rows = [_group_row(group) for group in [*found.groups, found.total]]
     heads = [options.group_by.upper(), "RUNS", "ACTIVE", "FAILED", "BEST", "TOKENS", "COST", "$/H"]
     for line in terminal.table(heads, rows, right="lrrrrrrr"):

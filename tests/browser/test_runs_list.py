@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
