@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -20,7 +19,7 @@ def boards(client: Client, options: argparse.Namespace) -> int:
     """List boards, own and shared."""
     rows = client.boards()
     if options.json:
-        return _json([row.raw for row in rows])
+        return terminal.print_json([row.raw for row in rows])
     table = [
         [
             str(row.id),
@@ -40,7 +39,7 @@ def show(client: Client, options: argparse.Namespace) -> int:
     """Print the results of the runs of a board."""
     found = client.board(_find(client, options.board).id)
     if options.json:
-        return _json(found.raw)
+        return terminal.print_json(found.raw)
     table = [
         [
             row.run.id[:8],
@@ -111,12 +110,6 @@ def _panel(text: str) -> dict[str, Any]:
 def _value(name: str, value: float | None) -> str:
     formats = {"tokens": terminal.count, "cost_usd": terminal.money}
     return formats.get(name, terminal.loss)(value)
-
-
-def _json(value: Any) -> int:
-    json.dump(value, sys.stdout, indent=2)
-    print()
-    return 0
 
 
 def add_board_commands(commands: Any) -> None:
