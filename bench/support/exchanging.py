@@ -100,7 +100,14 @@ class BareMember:
         )
         self._store.put(keys.beat(beat.replica, beat.incarnation), beat.to_bytes())
 
-    def contribute(self, number: int, vector: Tensor, timings: Timings | None = None) -> Sent:
+    def contribute(
+        self,
+        number: int,
+        vector: Tensor,
+        timings: Timings | None = None,
+        *,
+        settles: bool = False,
+    ) -> Sent:
         """Put ``vector`` (n,) fp32 and its record."""
         return self._exchange.contribute(
             number,
@@ -110,6 +117,7 @@ class BareMember:
             work=LocalWork(tokens=1, new_tokens=1, steps=1, rounds=1, loss=1.0, compute_s=1.0),
             rounds_here=number,
             timings=timings or Timings(CLOCK),
+            settles=settles,
         )
 
     def settle(self, number: int, sent: Sent | None, timings: Timings | None = None) -> RoundResult:
@@ -120,7 +128,7 @@ class BareMember:
     def round(self, number: int, vector: Tensor | None) -> tuple[RoundResult, Timings]:
         """Contribute ``vector`` (n,) fp32 to the round, unless it is None, and settle it."""
         timings = Timings(CLOCK)
-        sent = None if vector is None else self.contribute(number, vector, timings)
+        sent = None if vector is None else self.contribute(number, vector, timings, settles=True)
         return self.settle(number, sent, timings), timings
 
 

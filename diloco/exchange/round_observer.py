@@ -176,6 +176,11 @@ class RoundObserver:
         """Cache a plan that this process has just created."""
         self._plans[plan.round] = plan
 
+    def known_plan_before(self, round: int) -> Plan | None:
+        """Return the newest plan of an earlier round that this process has read or created."""
+        known = [plan for r, plan in list(self._plans.items()) if plan and r < round]
+        return max(known, key=lambda plan: plan.round, default=None)
+
     def _newest_plan_before(self, round: int) -> Plan | None:
         """Return the newest known plan of an earlier round; reads the previous round's once. A
         damaged plan is unknown."""
@@ -183,8 +188,7 @@ class RoundObserver:
             self._plans[round - 1] = None
             with contextlib.suppress(Damaged):
                 self.plan_of(round - 1)
-        known = [plan for r, plan in list(self._plans.items()) if plan and r < round]
-        return max(known, key=lambda plan: plan.round, default=None)
+        return self.known_plan_before(round)
 
     def totals_before(self, round: int) -> Totals | None:
         """Return the counts up to the commit before a round; None while there is no such commit.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from diloco.errors import RoundTimeout
@@ -52,13 +53,23 @@ class ContributionLost(Exception):
 class Sent:
     """A durable contribution.
 
-    ``own`` has the encoded vector, for this replica's part of the reduction. ``damage`` describes
-    damage to the stored payload that repeated uploads did not fix; '' if there is none.
+    ``own`` has the encoded vector, for this replica's part of the reduction. ``checking`` reads the
+    stored payload back.
     """
 
     record: ContributionRecord
     own: Own
-    damage: str = ""
+    checking: Future[str]
+
+    def damage(self) -> str:
+        """Wait until the payload was read back; return the damage that repeated uploads did not
+        fix, '' if there is none. Raises :class:`~diloco.store.base.StoreError`."""
+        return self.checking.result()
+
+    def close(self) -> None:
+        """End the reads of other payloads."""
+        if self.own.ahead is not None:
+            self.own.ahead.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,10 +371,14 @@ class RoundSettlement:
         return self._reduction
 
     def _reduce(self, plan: Plan, shard: int) -> None:
-        if self._sent and self._sent.damage and self._is_included(plan):
+        damage = ""
+        if self._sent and self._is_included(plan):
+            with self._timings.measure("upload"):
+                damage = self._sent.damage()
+        if damage:
             replica = self._round_observer.identity.replica
             self._merges[shard] = Merge(
-                failure=f"payload of replica {replica}: {self._sent.damage}",
+                failure=f"payload of replica {replica}: {damage}",
                 failed_replica=replica,
             )
             return
@@ -383,6 +398,8 @@ class RoundSettlement:
         return self._sent is not None and any(map(self._sent.own.matches, plan.contributions))
 
     def _result(self, commit: Commit) -> RoundResult:
+        if self._sent is not None:
+            self._sent.damage()  # no upload outlives its round
         plan = self._plan
         replica = self._round_observer.identity.replica
         refused = plan.refused if plan else ()

@@ -13,9 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from diloco.clock import Clock
 from diloco.protocol.records import BadRecord, Record
 from diloco.store.base import MissingKey, Store, StoreUnavailable
 from diloco.store.daemon import DaemonPool
@@ -28,6 +29,10 @@ T = TypeVar("T")
 
 RECORDS_IN_FLIGHT = 8
 """Small objects that :func:`read_each` reads at once."""
+POLLS = 8
+"""Reads of :class:`ExpectedReads` that can fail because the object is not there yet."""
+FIRST_POLL_S, LONGEST_POLL_S = 0.03, 0.2
+"""Pauses after such a read."""
 
 Parts: TypeAlias = Generator[bytes, None, None]
 Range: TypeAlias = tuple[str, int, int]
@@ -44,9 +49,75 @@ def read_parts(store: Store, requests: Iterable[Range], *, line: Line = DOWNLOAD
     keep an open one. If the system starts no further thread, fewer ranges are read ahead, and none
     is read ahead without any thread.
     """
-    with contextlib.closing(_ReadAhead(store, requests, line)) as ahead:
+    yield from _parts(_ReadAhead(store, requests, line))
+
+
+def _parts(ahead: _ReadAhead) -> Parts:
+    with contextlib.closing(ahead):
         while (part := ahead.take()) is not None:
             yield part
+
+
+class ExpectedReads:
+    """Ranges of objects that are expected soon, read before it is certain that they are needed.
+
+    The first range of each object is polled; the object's other ranges are read once that one is
+    there. After :data:`POLLS` reads that found nothing, the objects which are missing are left to
+    :meth:`parts_of`. Memory and threads are bounded as in :func:`read_parts`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        requests: Sequence[Range],
+        *,
+        clock: Clock,
+        line: Line = DOWNLOAD_LINE,
+    ) -> None:
+        self._requests = list(requests)
+        self._is_taken = False
+        self._ahead = _ReadAhead(store, requests, line, _Polls(clock))
+        self._ahead.fill()
+
+    def parts_of(self, requests: Sequence[Range]) -> Parts | None:
+        """Yield the ranges as :func:`read_parts` does, from now on with :class:`MissingKey` for a
+        missing object. Returns None, and ends the reads, if other ranges were expected or if they
+        were taken before."""
+        if self._is_taken or list(requests) != self._requests:
+            self.close()
+            return None
+        self._is_taken = True
+        self._ahead.require()
+        return _parts(self._ahead)
+
+    def close(self) -> None:
+        """End the reads."""
+        self._is_taken = True
+        self._ahead.close()
+
+
+@dataclass
+class _Polls:
+    """What is known about objects that are expected; guarded by the lock of their reader."""
+
+    clock: Clock
+    left: int = POLLS
+    polled: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """A missing object is an error from now on."""
+
+    def is_found(self, key: str) -> bool:
+        return self.is_over or key in self.found
+
+    def can_begin(self, key: str) -> bool:
+        """Return whether a range of the object can be read now; the first one polls."""
+        if self.is_found(key):
+            return True
+        if key in self.polled or self.left <= 0:
+            return False
+        self.polled.add(key)
+        return True
 
 
 @dataclass
@@ -63,20 +134,23 @@ class _ReadAhead:
     """The reads of one :func:`read_parts`. A read that ends begins the next one, so that the line
     stays full while the consumer works."""
 
-    def __init__(self, store: Store, requests: Iterable[Range], line: Line) -> None:
+    def __init__(
+        self, store: Store, requests: Iterable[Range], line: Line, polls: _Polls | None = None
+    ) -> None:
         self._store = store
+        self._polls = polls
         self._requests = iter(requests)
         self._line = line
         self._pool = DaemonPool(line.most, "read_parts")
         self._lock = threading.Lock()
-        self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
+        self._ahead: deque[tuple[Range, Future[bytes | None]]] = deque()
         self._next = next(self._requests, None)
         self._closed = False
         self._has_dropped = False
 
     def take(self) -> bytes | None:
         """Return the next range, None after the last one."""
-        self._fill()
+        self.fill()
         with self._lock:
             request, reading = self._ahead[0] if self._ahead else (self._next, None)
             if reading is None:
@@ -89,8 +163,16 @@ class _ReadAhead:
         with self._lock:
             self._ahead.popleft()
         self._line.release(request[2])
-        self._fill()
-        return reading.result()
+        self.fill()
+        data = reading.result()
+        return self._read_here(request) if data is None else data
+
+    def require(self) -> None:
+        """Read all ranges; a missing object is an error from now on."""
+        with self._lock:
+            if self._polls is not None:
+                self._polls.is_over = True
+        self.fill()
 
     def close(self) -> None:
         """Cancel the reads that have not begun, and wait for the others."""
@@ -99,10 +181,14 @@ class _ReadAhead:
         self._pool.shutdown(wait=True)
         for (_, _, size_bytes), _ in self._ahead:
             self._line.release(size_bytes)
+        self._ahead.clear()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Begin as many reads as the line allows."""
         with self._lock:
             while self._next is not None and not self._closed:
+                if self._polls is not None and not self._polls.can_begin(self._next[0]):
+                    return
                 flight = self._line.begin(self._next[2], alone=not self._ahead)
                 if flight is None:
                     return
@@ -123,11 +209,38 @@ class _ReadAhead:
             log.warning("fewer parts are read at once: %s", error)
         self._has_dropped = True
 
-    def _read_in_thread(self, read: _Read) -> bytes:
+    def _read_in_thread(self, read: _Read) -> bytes | None:
         with self._lock:  # `submit` has returned
             if read.is_dropped:
                 return b""
-        return self._read(read.request, read.flight)
+            is_known = self._polls is None or self._polls.is_found(read.request[0])
+        return self._read(read.request, read.flight) if is_known else self._poll(read)
+
+    def _poll(self, read: _Read) -> bytes | None:
+        """Read a range of an object that is expected; None if it does not appear soon."""
+        polls, flight, pause_s = self._polls, read.flight, FIRST_POLL_S
+        assert polls is not None
+        while True:
+            is_over = polls.is_over
+            try:
+                data = self._read(read.request, flight)
+            except MissingKey:
+                if is_over:
+                    raise
+            else:
+                with self._lock:
+                    polls.found.add(read.request[0])
+                self.fill()
+                return data
+            with self._lock:
+                polls.left -= 1
+                if not polls.is_over and (polls.left <= 0 or self._closed):
+                    return None
+            polls.clock.sleep(pause_s)
+            if self._closed:
+                return None
+            pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
+            flight = self._line.begin_again(flight)
 
     def _read_here(self, request: Range) -> bytes:
         """Read a range in the calling thread, because no other one could be started."""
@@ -149,7 +262,7 @@ class _ReadAhead:
             raise
         finally:
             self._line.end(flight, complete=complete)
-            self._fill()
+            self.fill()
 
 
 def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R | BadRecord]:
