@@ -22,6 +22,10 @@ from diloco.protocol.round_view import GATHER, SHARDED
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
 
+MOST_PAYLOADS = 8
+"""Contributors up to which payloads are read ahead: each costs a request to look for it. The time
+that this saves is the same in a larger group, in which a round takes longer."""
+
 
 def read_ahead(
     store: Store,
@@ -34,7 +38,8 @@ def read_ahead(
 ) -> ExpectedReads | None:
     """Begin to read what the writer of the payload ``info`` will read if the plan of its round has
     the mode and the contributors of ``last``, an earlier plan. Returns None if that cannot be."""
-    plan = _expected_plan(last, info, own) if last else None
+    is_small = last is not None and len(last.contributions) <= MOST_PAYLOADS
+    plan = _expected_plan(last, info, own) if last and is_small else None
     span = _own_span(plan, info) if plan else None
     if plan is None or span is None:
         return None

@@ -19,7 +19,7 @@ from diloco.membership.lease import Lease
 from diloco.membership.observer import Observer
 from diloco.model.fragments import Slot, Table
 from diloco.protocol import keys
-from diloco.protocol.parallel_reads import read_each
+from diloco.protocol.parallel_reads import read_each, run_both
 from diloco.protocol.reading import READS, Damaged, read_record
 from diloco.protocol.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.protocol.round_view import GATHER, MODES, Merge, RoundView, Totals
@@ -227,17 +227,22 @@ class RoundObserver:
 
         ``own`` is this replica's contribution, which is rewritten if the stored record is damaged.
         Leases are read at most once per heartbeat interval in a round, because they do not change
-        more often, and before the contributions: if one shows its replica past this round, the
-        listing that follows includes the contribution that the replica made before.
+        more often, and at the same time as the contributions. If a lease shows its replica past
+        this round, a listing that begins later includes the contribution that it made before.
         """
         looked_round, looked_s = self._looked
         if round != looked_round and self._settings.num_replicas > GETS_OF_A_LISTING:
             self._contributions(round, own)  # of these replicas no lease is read
         if round != looked_round or not 0 <= waited_s - looked_s < self._lease.interval_s:
             known = {r.replica for r in list(self._records.values()) if r.round == round}
-            self._observer.look(skip=known)
+            _, contributions = run_both(
+                lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
+            )
             self._looked = (round, waited_s)
-        contributions = self._contributions(round, own)
+            if self._observer.past(round) - contributions.keys():
+                contributions = self._contributions(round, own)
+        else:
+            contributions = self._contributions(round, own)
         expected = self._observer.working_towards(round)
         self._observer.ask(expected - contributions.keys() - {self.identity.replica})
         return replace(

@@ -128,7 +128,8 @@ class RoundSettlement:
         self._plan_was_missing = self._commit_is_missing = False
         self._is_committing = self._is_checked = False
         self._plan_is_early = sent is not None and context.history.plan.is_longer(1.0)
-        """No plan can be expected yet: this process has just contributed, and always waits."""
+        """No plan can be expected yet: this process has just contributed, and always waits, or it
+        is the first one to plan."""
 
     def run(self) -> RoundResult:
         """Wait for the round's commit and return the result; the errors are those of
@@ -136,6 +137,7 @@ class RoundSettlement:
         waiting_since_s = self._started_s
         history = self._context.history
         self._stage: Stage = self._begin_stage(history.candidates, history.plan)
+        self._plan_is_early |= self._sent is not None and self._stage.turn.place == 0
         while True:
             self._context.check()
             commit, damaged = self._read_commit()
@@ -343,6 +345,7 @@ class RoundSettlement:
         match action:
             case MakePlan(plan):
                 if store.create(keys.plan(plan.round), plan.to_bytes()):
+                    self._plan_was_missing = True
                     self._found(plan)
                     self._round_observer.remember_plan(plan)
                 for refusal in plan.refused:
@@ -355,8 +358,9 @@ class RoundSettlement:
                     )
             case Reduce(plan, shard):
                 self._reduce(plan, shard)
-                # Usually others still reduce, and a read would not find the commit.
-                self._commit_is_missing = self._context.history.commit.is_longer(0.1)
+                # Usually others still reduce, or wait for this process to commit.
+                is_first = self._stage.turn.place == 0
+                self._commit_is_missing = is_first or self._context.history.commit.is_longer(0.1)
             case ListShards(plan):
                 self._reduced = self._round_observer.reduced_shards(plan)
                 self._commit_is_missing = True

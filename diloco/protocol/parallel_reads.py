@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from diloco.clock import Clock
 from diloco.protocol.records import BadRecord, Record
-from diloco.store.base import MissingKey, Store, StoreUnavailable
+from diloco.store.base import MissingKey, Store, StoreError, StoreUnavailable
 from diloco.store.daemon import DaemonPool
 from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 RECORDS_IN_FLIGHT = 8
 """Small objects that :func:`read_each` reads at once."""
 POLLS = 8
-"""Reads of :class:`ExpectedReads` that can fail because the object is not there yet."""
+"""Polls of :class:`ExpectedReads` that can find nothing."""
 FIRST_POLL_S, LONGEST_POLL_S = 0.03, 0.2
-"""Pauses after such a read."""
+"""Pauses after such a poll."""
 
 Parts: TypeAlias = Generator[bytes, None, None]
 Range: TypeAlias = tuple[str, int, int]
@@ -61,9 +61,9 @@ def _parts(ahead: _ReadAhead) -> Parts:
 class ExpectedReads:
     """Ranges of objects that are expected soon, read before it is certain that they are needed.
 
-    The first range of each object is polled; the object's other ranges are read once that one is
-    there. After :data:`POLLS` reads that found nothing, the objects which are missing are left to
-    :meth:`parts_of`. Memory and threads are bounded as in :func:`read_parts`.
+    Objects are polled, one byte each, and read once they are there. After :data:`POLLS` polls that
+    found nothing, the others are left to :meth:`parts_of`. Memory and threads are bounded as in
+    :func:`read_parts`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ExpectedReads:
         self._requests = list(requests)
         self._is_taken = False
         self._ahead = _ReadAhead(store, requests, line, _Polls(clock))
-        self._ahead.fill()
+        self._ahead.expect(dict.fromkeys(key for key, _, _ in self._requests))
 
     def parts_of(self, requests: Sequence[Range]) -> Parts | None:
         """Yield the ranges as :func:`read_parts` does, from now on with :class:`MissingKey` for a
@@ -105,19 +105,7 @@ class _Polls:
     polled: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
     is_over: bool = False
-    """A missing object is an error from now on."""
-
-    def is_found(self, key: str) -> bool:
-        return self.is_over or key in self.found
-
-    def can_begin(self, key: str) -> bool:
-        """Return whether a range of the object can be read now; the first one polls."""
-        if self.is_found(key):
-            return True
-        if key in self.polled or self.left <= 0:
-            return False
-        self.polled.add(key)
-        return True
+    """All ranges are required now, so a missing object is an error."""
 
 
 @dataclass
@@ -143,7 +131,7 @@ class _ReadAhead:
         self._line = line
         self._pool = DaemonPool(line.most, "read_parts")
         self._lock = threading.Lock()
-        self._ahead: deque[tuple[Range, Future[bytes | None]]] = deque()
+        self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
         self._next = next(self._requests, None)
         self._closed = False
         self._has_dropped = False
@@ -164,8 +152,13 @@ class _ReadAhead:
             self._ahead.popleft()
         self._line.release(request[2])
         self.fill()
-        data = reading.result()
-        return self._read_here(request) if data is None else data
+        return reading.result()
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """Begin to poll the objects."""
+        with self._lock:
+            for key in keys:
+                self._can_begin(key)
 
     def require(self) -> None:
         """Read all ranges; a missing object is an error from now on."""
@@ -187,7 +180,7 @@ class _ReadAhead:
         """Begin as many reads as the line allows."""
         with self._lock:
             while self._next is not None and not self._closed:
-                if self._polls is not None and not self._polls.can_begin(self._next[0]):
+                if not self._can_begin(self._next[0]):
                     return
                 flight = self._line.begin(self._next[2], alone=not self._ahead)
                 if flight is None:
@@ -209,38 +202,38 @@ class _ReadAhead:
             log.warning("fewer parts are read at once: %s", error)
         self._has_dropped = True
 
-    def _read_in_thread(self, read: _Read) -> bytes | None:
+    def _read_in_thread(self, read: _Read) -> bytes:
         with self._lock:  # `submit` has returned
             if read.is_dropped:
                 return b""
-            is_known = self._polls is None or self._polls.is_found(read.request[0])
-        return self._read(read.request, read.flight) if is_known else self._poll(read)
+        return self._read(read.request, read.flight)
 
-    def _poll(self, read: _Read) -> bytes | None:
-        """Read a range of an object that is expected; None if it does not appear soon."""
-        polls, flight, pause_s = self._polls, read.flight, FIRST_POLL_S
-        assert polls is not None
-        while True:
-            is_over = polls.is_over
-            try:
-                data = self._read(read.request, flight)
-            except MissingKey:
-                if is_over:
-                    raise
-            else:
+    def _can_begin(self, key: str) -> bool:
+        """Return whether the object exists or is required; begin to poll it otherwise."""
+        polls = self._polls
+        if polls is None or polls.is_over or key in polls.found:
+            return True
+        if key not in polls.polled:
+            polls.polled.add(key)
+            with contextlib.suppress(RuntimeError):  # the system starts no further thread
+                self._pool.submit(self._poll, polls, key)
+        return False
+
+    def _poll(self, polls: _Polls, key: str) -> None:
+        """Read a byte of an object until it is there, or all objects are required, or too many
+        reads have found nothing."""
+        pause_s = FIRST_POLL_S
+        while not (polls.is_over or self._closed or polls.left <= 0):
+            with contextlib.suppress(MissingKey, StoreError):
+                self._store.get_range(key, 0, 1)
                 with self._lock:
-                    polls.found.add(read.request[0])
+                    polls.found.add(key)
                 self.fill()
-                return data
+                return
             with self._lock:
                 polls.left -= 1
-                if not polls.is_over and (polls.left <= 0 or self._closed):
-                    return None
             polls.clock.sleep(pause_s)
-            if self._closed:
-                return None
             pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
-            flight = self._line.begin_again(flight)
 
     def _read_here(self, request: Range) -> bytes:
         """Read a range in the calling thread, because no other one could be started."""
@@ -282,6 +275,14 @@ def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R |
 
     results = call_each(get, keys)
     return {key: result for key, result in zip(keys, results, strict=True) if result is not None}
+
+
+def run_both(first: Callable[[], A], second: Callable[[], T]) -> tuple[A, T]:
+    """Call two functions at once, the first one in another thread; return both results."""
+    with DaemonPool(1, "run_both") as pool:
+        begun = pool.submit(first)
+        result = second()
+        return begun.result(), result
 
 
 def call_each(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:

@@ -120,13 +120,6 @@ class Line:
             self._held_bytes += size_bytes
             return Flight(size_bytes, now_s, self._area, self._changes)
 
-    def begin_again(self, flight: Flight) -> Flight:
-        """Begin the transfer of a part again after its :meth:`end`; its memory is still held."""
-        with self._lock:
-            now_s = self._advance()
-            self._in_flight += 1
-            return Flight(flight.size_bytes, now_s, self._area, self._changes)
-
     def end(self, flight: Flight, *, complete: bool) -> None:
         """End the transfer of a part. Only a complete one is measured."""
         with self._lock:
