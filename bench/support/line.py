@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -83,11 +84,17 @@ class LineStore(LocalStore):
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         sent: list[Data] = []
+        parts = iter(make_parts())
+        first = next(parts, b"")
+        second = next(parts, None)
+        if second is None:
+            self.put(key, first)
+            return
         with self._delayed():
             pass  # the request that begins a multipart upload
         with self._uploads.measured() as stream:
             ends_s: list[float] = []
-            for part in stream.counted(make_parts()):
+            for part in stream.counted(chain((first, second), parts)):
                 if len(ends_s) >= stream.limit:
                     self._sleep_until(heapq.heappop(ends_s))
                 sent.append(part)

@@ -104,7 +104,7 @@ def virtual() -> Iterator[Scheduler]:
 
 
 def exchange(
-    root: Path, line: LineSpec, *, replicas: int, plan: str, numel: int, rounds: int, warm: int
+    line: LineSpec, root: Path, *, replicas: int, plan: str, numel: int, rounds: int, warm: int
 ) -> Exchanged:
     """Run ``warm`` rounds, and then ``rounds`` that are measured; all replicas begin at once."""
     starts: dict[int, float] = {}

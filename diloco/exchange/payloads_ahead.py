@@ -16,15 +16,12 @@ from diloco.exchange.payload import PayloadInfo
 from diloco.exchange.payload_reader import CannotReduce, Own, PayloadReader
 from diloco.exchange.timings import Timings
 from diloco.protocol.blocks import Span, shard_spans
+from diloco.protocol.control_pace import FAILED_POLLS, READ_AHEAD_PAYLOADS
 from diloco.protocol.parallel_reads import ExpectedReads
 from diloco.protocol.records import Plan
 from diloco.protocol.round_view import GATHER, SHARDED
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
-
-MOST_PAYLOADS = 8
-"""Contributors up to which payloads are read ahead: each costs a request to look for it. The time
-that this saves is the same in a larger group, in which a round takes longer."""
 
 
 def read_ahead(
@@ -38,7 +35,7 @@ def read_ahead(
 ) -> ExpectedReads | None:
     """Begin to read what the writer of the payload ``info`` will read if the plan of its round has
     the mode and the contributors of ``last``, an earlier plan. Returns None if that cannot be."""
-    is_small = last is not None and len(last.contributions) <= MOST_PAYLOADS
+    is_small = last is not None and len(last.contributions) <= READ_AHEAD_PAYLOADS
     plan = _expected_plan(last, info, own) if last and is_small else None
     span = _own_span(plan, info) if plan else None
     if plan is None or span is None:
@@ -49,7 +46,7 @@ def read_ahead(
         ranges = reader.ranges(span)
     except CannotReduce:
         return None
-    return ExpectedReads(store, ranges, clock=timings.clock)
+    return ExpectedReads(store, ranges, clock=timings.clock, polls=FAILED_POLLS)
 
 
 def _expected_plan(last: Plan, info: PayloadInfo, own: Own) -> Plan | None:

@@ -379,8 +379,8 @@ class RoundObserver:
 
     def reduced_shards(self, plan: Plan) -> dict[int, tuple[str, ...]]:
         """Return the digests of the stored objects by shard; lists the reduced objects, and reads
-        the leases of the owners whose shard is missing: of many of them from the second listing
-        on, because most shards arrive soon."""
+        the leases of the owners whose shard is missing from the second listing on, because most
+        shards arrive soon."""
         digests: dict[int, tuple[str, ...]] = {}
         for info in self._store.list(keys.reduced(plan.round)):
             parsed = keys.parse_reduced_shard(info.key)
@@ -388,7 +388,7 @@ class RoundObserver:
                 digests[parsed[1]] = (*digests.get(parsed[1], ()), parsed[2])
         missing = {owner for shard, owner in enumerate(plan.owners) if shard not in digests}
         is_first, self._listed_plan = self._listed_plan != plan.round, plan.round
-        if missing and not (is_first and len(missing) > GETS_OF_A_LISTING):
+        if missing and not is_first:
             self._observer.look(only=missing)
         return digests
 

@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 RECORDS_IN_FLIGHT = 8
 """Small objects that :func:`read_each` reads at once."""
-POLLS = 8
-"""Polls of :class:`ExpectedReads` that can find nothing."""
 FIRST_POLL_S, LONGEST_POLL_S = 0.03, 0.2
 """Pauses after such a poll."""
 
@@ -61,8 +59,8 @@ def _parts(ahead: _ReadAhead) -> Parts:
 class ExpectedReads:
     """Ranges of objects that are expected soon, read before it is certain that they are needed.
 
-    Objects are polled, one byte each, and read once they are there. After :data:`POLLS` polls that
-    found nothing, the others are left to :meth:`parts_of`. Memory and threads are bounded as in
+    Objects are polled, one byte each, and read once they are there. After ``polls`` that found
+    nothing, the others are left to :meth:`parts_of`. Memory and threads are bounded as in
     :func:`read_parts`.
     """
 
@@ -72,11 +70,12 @@ class ExpectedReads:
         requests: Sequence[Range],
         *,
         clock: Clock,
+        polls: int,
         line: Line = DOWNLOAD_LINE,
     ) -> None:
         self._requests = list(requests)
         self._is_taken = False
-        self._ahead = _ReadAhead(store, requests, line, _Polls(clock))
+        self._ahead = _ReadAhead(store, requests, line, _Polls(clock, polls))
         self._ahead.expect(dict.fromkeys(key for key, _, _ in self._requests))
 
     def parts_of(self, requests: Sequence[Range]) -> Parts | None:
@@ -101,7 +100,7 @@ class _Polls:
     """What is known about objects that are expected; guarded by the lock of their reader."""
 
     clock: Clock
-    left: int = POLLS
+    left: int
     polled: set[str] = field(default_factory=set)
     found: set[str] = field(default_factory=set)
     is_over: bool = False
@@ -223,15 +222,18 @@ class _ReadAhead:
         """Read a byte of an object until it is there, or all objects are required, or too many
         reads have found nothing."""
         pause_s = FIRST_POLL_S
-        while not (polls.is_over or self._closed or polls.left <= 0):
-            with contextlib.suppress(MissingKey, StoreError):
+        while not (polls.is_over or self._closed):
+            with self._lock:
+                if polls.left <= 0:
+                    return
+                polls.left -= 1
+            with contextlib.suppress(StoreError):
                 self._store.get_range(key, 0, 1)
                 with self._lock:
+                    polls.left += 1
                     polls.found.add(key)
                 self.fill()
                 return
-            with self._lock:
-                polls.left -= 1
             polls.clock.sleep(pause_s)
             pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
 
