@@ -61,6 +61,15 @@ def calm_interval_s(heartbeat_timeout_s: float, *, left_s: float = 0.0) -> float
     return min(max(left_s - heartbeat_timeout_s, heartbeat_timeout_s), longest_s)
 
 
+def is_short_round(round_s: float, heartbeat_timeout_s: float) -> bool:
+    """Return whether a replica that computes for ``round_s`` (0: not known) writes every heartbeat.
+
+    A calm one is suspected half a timeout after the wait for it began, another one half a timeout
+    after its last heartbeat. In rounds shorter than a timeout this difference is a large part of
+    the round, and there are few heartbeats to leave out."""
+    return 0 < round_s < heartbeat_timeout_s
+
+
 def calm_bound_s(interval_s: float, heartbeat_timeout_s: float) -> float:
     """Return how long a live replica whose lease has ``interval_s`` can leave it unchanged, in
     addition to the heartbeat timeout: 0 if it is not calm, and never more than the longest calm
@@ -109,8 +118,11 @@ def control_requests(
     """
     interval_s = default_interval_s(settings.heartbeat_timeout_s)
     timeout_s = settings.heartbeat_timeout_s
-    # One when it begins to compute, one when it has contributed, and those in between.
-    beats = 2 * rounds + max(0.0, wall_s - rounds * timeout_s) / (timeout_s * MOST_CALM_TIMEOUTS)
+    if is_short_round(wall_s / rounds if rounds else 0.0, timeout_s):
+        beats = wall_s / interval_s
+    else:  # one when it begins to compute, one when it has contributed, and those in between
+        beats = 2 * rounds
+        beats += max(0.0, wall_s - rounds * timeout_s) / (timeout_s * MOST_CALM_TIMEOUTS)
     look_s = interval_s / looks_per_beat(interval_s)
     reads = 1 / calm_looks_per_read(look_s) + 1 / CALM_CHECK_EVERY
     timed_puts = beats + wall_s / TELEMETRY_INTERVAL_S

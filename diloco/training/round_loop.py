@@ -27,6 +27,7 @@ from diloco.exchange.round_observer import RoundObserver
 from diloco.membership.observer import Observer
 from diloco.membership.start_barrier import wait_for_start
 from diloco.model.inner_state import Inner
+from diloco.protocol.control_pace import is_short_round
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
 from diloco.training.catch_up import CatchUp
@@ -408,13 +409,15 @@ class RoundLoop:
 
     def set_state(self, state: str) -> None:
         """Show ``state`` in the lease and the telemetry."""
-        left_s = (self._round_steps - self.counter.steps_in_round) * self.counter.step_s
+        round_s = self._round_steps * self.counter.step_s
+        left_s = round_s - self.counter.steps_in_round * self.counter.step_s
+        is_short = is_short_round(round_s, self.settings.heartbeat_timeout_s)
         self._lease.update(
             state=state,
             round=self._promised_round(),
             step=self.data_step,
             message="",
-            calm=state == "computing" and not len(self.inflight),
+            calm=state == "computing" and not len(self.inflight) and not is_short,
             ends_s=self._clock.monotonic() + left_s,
         )
         self._context.telemetry.phase(state=state, round=self.round)

@@ -69,3 +69,13 @@ def test_the_planner_predicts_the_requests(calm: Measured) -> None:
 def test_no_listing_follows_the_clock(calm: Measured) -> None:
     timed = ("commands", "newer process")
     assert sum(calm.requests.get((purpose, "LIST"), 0) for purpose in timed) <= 1
+
+
+def test_replicas_of_short_rounds_write_every_heartbeat() -> None:
+    """One that dies in a round shorter than the timeout is suspected without being asked."""
+    short = measure(Case(replicas=3, rounds=4, round_s=10))
+    assert short.requests["heartbeats", "PUT"] == pytest.approx(short.seconds / 3, rel=0.15)
+    settings = GroupSettings(num_replicas=3)
+    a_round = control_requests(settings, replicas=3, rounds=1, wall_s=short.seconds)
+    counted = sum(3 * n for (_, verb), n in short.requests.items() if verb != "GET")
+    assert a_round.puts == pytest.approx(counted, rel=0.25)
