@@ -2,9 +2,9 @@
 
 A round usually has the contributors of the round before. So a replica that has uploaded its payload
 begins to read theirs, while its record is written, the contributions are listed and the plan is
-created: about five requests, one after the other. What it reads has no effect before the plan names
-it, and is checked against the plan like any other part. With other contributors, or another reduce
-plan, the reads are dropped.
+created: about five requests, one after the other. The bytes have no effect before the plan names
+them, and are checked against the plan like any other part. With other contributors, or another
+reduce plan, the reads are dropped.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class ExpectedReads:
 
 @dataclass
 class _Polls:
-    """What is known about objects that are expected; guarded by the lock of their reader."""
+    """The state of the objects that are expected; guarded by the lock of their reader."""
 
     clock: Clock
     left: int
