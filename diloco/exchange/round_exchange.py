@@ -203,8 +203,7 @@ class Exchange:
         try:
             return settlement.run()
         finally:
-            if sent is not None:
-                sent.close()
+            settlement.close()
 
 
 def _verified(round: int, parts: Sequence[UploadedPart], *, in_background: bool) -> Future[str]:

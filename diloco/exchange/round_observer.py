@@ -377,9 +377,9 @@ class RoundObserver:
             return f"{key} is missing"
         return ""
 
-    def reduced_shards(self, plan: Plan) -> dict[int, tuple[str, ...]]:
+    def reduced_shards(self, plan: Plan, *, leases: bool = True) -> dict[int, tuple[str, ...]]:
         """Return the digests of the stored objects by shard; lists the reduced objects, and reads
-        the leases of the owners whose shard is missing from the second listing on, because most
+        the ``leases`` of the owners whose shard is missing from the second listing on, because most
         shards arrive soon."""
         digests: dict[int, tuple[str, ...]] = {}
         for info in self._store.list(keys.reduced(plan.round)):
@@ -388,7 +388,7 @@ class RoundObserver:
                 digests[parsed[1]] = (*digests.get(parsed[1], ()), parsed[2])
         missing = {owner for shard, owner in enumerate(plan.owners) if shard not in digests}
         is_first, self._listed_plan = self._listed_plan != plan.round, plan.round
-        if missing and not is_first:
+        if missing and leases and not is_first:
             self._observer.look(only=missing)
         return digests
 

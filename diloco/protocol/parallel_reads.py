@@ -60,8 +60,8 @@ class ExpectedReads:
     """Ranges of objects that are expected soon, read before it is certain that they are needed.
 
     Objects are polled, one byte each, and read once they are there. After ``polls`` that found
-    nothing, the others are left to :meth:`parts_of`. Memory and threads are bounded as in
-    :func:`read_parts`.
+    nothing, the others are left to :meth:`parts_of`. Without ``polls`` they exist. Memory and
+    threads are bounded as in :func:`read_parts`.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class ExpectedReads:
         requests: Sequence[Range],
         *,
         clock: Clock,
-        polls: int,
+        polls: int | None,
         line: Line = DOWNLOAD_LINE,
     ) -> None:
         self._requests = list(requests)
         self._is_taken = False
-        self._ahead = _ReadAhead(store, requests, line, _Polls(clock, polls))
+        poll = None if polls is None else _Polls(clock, polls)
+        self._ahead = _ReadAhead(store, self._requests, line, poll)
         self._ahead.expect(dict.fromkeys(key for key, _, _ in self._requests))
 
     def parts_of(self, requests: Sequence[Range]) -> Parts | None:
@@ -154,10 +155,11 @@ class _ReadAhead:
         return reading.result()
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Begin to poll the objects."""
+        """Begin to poll the objects, or to read them."""
         with self._lock:
             for key in keys:
                 self._can_begin(key)
+        self.fill()
 
     def require(self) -> None:
         """Read all ranges; a missing object is an error from now on."""
