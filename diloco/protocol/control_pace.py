@@ -134,6 +134,7 @@ def control_requests(
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
     if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
         round_gets += replicas * (replicas - 1 + FAILED_POLLS / 2)
+        round_puts += replicas  # a listing of the reduced shards
     return ControlRequests(
         puts=replicas * timed_puts + rounds * round_puts,
         gets=replicas * timed_gets + rounds * round_gets,
