@@ -458,9 +458,6 @@ class Client(FrameClient):
     def _act(self, run: str, action: str, **body: Any) -> Done:
         return Done.of(self._post(f"/runs/{quote(run)}/{action}", body))
 
-    def _get(self, path: str, **query: Any) -> Any:
-        return self._http.call("GET", path, query=query)[1]
-
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._http.call("POST", path, body=body)[1]
 

@@ -50,6 +50,11 @@ count = 4
 # spot = true
 # timeout_s = 43200
 # credential = "modal-team"  # default: the environment of the server
+
+# [[evaluations]]            # jobs that measure checkpoints; all fields: docs/evaluation.md
+# name = "val"
+# data = "s3://bucket/validation"   # token shards; default: held-out data of the run
+# every = 2                  # checkpoints; 0: on request
 """
 
 

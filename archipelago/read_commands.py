@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from archipelago import run_commands, terminal
 from archipelago.client import Client
@@ -39,7 +38,7 @@ def ls(client: Client, options: argparse.Namespace) -> int:
     else:
         runs = list(client.runs(limit=options.limit, **filters).runs)
     if options.json:
-        return _json([run.raw for run in runs])
+        return terminal.print_json([run.raw for run in runs])
     if not runs:
         print("no runs" if not any(filters.values()) else "no runs match", file=sys.stderr)
         return 0
@@ -84,7 +83,7 @@ def _list_row(run: RunHeader) -> list[str]:
 def show(client: Client, options: argparse.Namespace) -> int:
     run = client.run(client.find(options.run).id)
     if options.json:
-        return _json(run.raw)
+        return terminal.print_json(run.raw)
     colour = terminal.has_colour(sys.stdout)
     why = f": {terminal.block(run.state_reason)}" if run.state_reason else ""
     print(terminal.safe(f"{run.name}  {run.id}"))
@@ -245,7 +244,7 @@ def document(client: Client, options: argparse.Namespace) -> int:
     """Print the document as JSON, which ``submit`` accepts."""
     run = client.find(options.run)
     fork = options.fork or options.round is not None
-    return _json(client.document(run.id, fork=fork, round=options.round))
+    return terminal.print_json(client.document(run.id, fork=fork, round=options.round))
 
 
 def export(client: Client, options: argparse.Namespace) -> int:
@@ -277,7 +276,7 @@ def _to_standard_output(chunks: Iterator[bytes]) -> int:
 def backends(client: Client, options: argparse.Namespace) -> int:
     listed = client.backends()
     if options.json:
-        return _json(listed)
+        return terminal.print_json(listed)
     rows = [
         [
             backend["name"],
@@ -303,17 +302,11 @@ def backends(client: Client, options: argparse.Namespace) -> int:
 def settings(client: Client, options: argparse.Namespace) -> int:
     specs = client.settings()
     if options.json:
-        return _json(specs)
+        return terminal.print_json(specs)
     for spec in specs:
         bounds = " | ".join(spec["choices"]) or spec["unit"]
         print(
             f"{spec['name']} = {json.dumps(spec['default'])}" + (f"  ({bounds})" if bounds else "")
         )
         print(f"    {spec['help']}")
-    return 0
-
-
-def _json(value: Any) -> int:
-    json.dump(value, sys.stdout, indent=2, default=dict)
-    print()
     return 0

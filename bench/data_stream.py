@@ -1,11 +1,14 @@
 """Token shards beside text in memory: memory at ten times the data, speed of training, raw store.
 
-*memory*: a process that reads a whole epoch, of ``--mib`` and of ten times that; printed is how far
-its peak resident set (VmHWM) grows after the first shards. *store*: the CPU seconds for each MiB of
-an epoch beside those of raw GETs of the same objects by four threads, and both rates. *train*:
-tokens per CPU second of the demo model on shards beside random windows in memory, in turns.
+*memory*: a process that reads a whole epoch, of ``--mib`` and of ten times that, in shards of
+``--shard-mib``; printed is how far its peak resident set (VmHWM) grows after the first sample. A
+reader holds eight shards, so the smaller data must have many more for its figure to be the limit.
+*store*: the CPU seconds for each GiB of an epoch beside those of raw GETs of the same objects by
+four threads, and both rates. *train*: tokens per CPU second of the demo model on shards beside
+random windows in memory, in turns.
 
-Usage: python bench/data_stream.py [--mib 64] [--store s3://bucket/prefix] [--steps 60]
+Usage: python bench/data_stream.py [--mib 64] [--shard-mib 1] [--store s3://bucket/prefix]
+    [--steps 120]
 Without ``--store`` the shards are in a temporary folder.
 """
 
@@ -88,11 +91,11 @@ def in_child(uri: str) -> tuple[float, float, float, float]:
     return growth, count, cpu, wall
 
 
-def memory_and_store(root: str, mib: int) -> None:
+def memory_and_store(root: str, mib: int, shard_mib: int) -> None:
     print(f"{'data':>10} {'growth':>10} {'CPU s/GiB':>10} {'MiB/s':>8}")
     for size in (mib, 10 * mib):
         uri = f"{root}/{size}"
-        write(uri, size, vocabulary=50_257, shard_mib=8)
+        write(uri, size, vocabulary=50_257, shard_mib=shard_mib)
         growth, _, cpu, wall = in_child(uri)
         print(f"{size:>6} MiB {growth:>6.1f} MiB {cpu / size * 1024:>10.2f} {size / wall:>8.0f}")
     store = patient(open_store(uri))
@@ -154,6 +157,7 @@ def train(root: str, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--shard-mib", type=int, default=1)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--store", default="")
     parser.add_argument("--read", default="", help=argparse.SUPPRESS)
@@ -163,7 +167,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         root = arguments.store or folder
-        memory_and_store(root, arguments.mib)
+        memory_and_store(root, arguments.mib, arguments.shard_mib)
         train(root, arguments.steps)
 
 

@@ -21,7 +21,7 @@ from diloco.store.uris import check_rendezvous
 from diloco.telemetry.startup_timing import Startup
 from diloco.training.create_or_join import create_or_check
 from diloco.training.group import Group
-from diloco.training.join_options import Frozen, JoinOptions, Publish
+from diloco.training.join_options import JoinOptions, Publish
 from diloco.training.post_round import Evaluate
 from diloco.training.progress import OnRound, callbacks_of
 from diloco.training.sample import Sampler
@@ -38,7 +38,6 @@ def join(
     settings: GroupSettings | None = None,
     fresh: bool | str = False,
     buffers: Buffers | None = None,
-    frozen: Frozen = "equal",
     publish: Publish = "model",
     evaluate: Evaluate | None = None,
     config: Mapping[str, Any] | None = None,
@@ -80,9 +79,6 @@ def join(
             statistics of BatchNorm. "average": they become the average of the replicas in each
             round, as part of the weights; all replicas must enter it. "local": each replica keeps
             its own. None: the first step that changes one raises :class:`ValueError`.
-        frozen: parameters without ``requires_grad``, which are never exchanged. "equal": all
-            replicas must have the same when they join, e.g. the same base model. "local": each has
-            its own, e.g. a teacher; all replicas must enter it.
         publish: the final weights that the group stores. "model": the whole state dict of the
             model. "exchanged": only what replicas exchange, i.e. trainable parameters and averaged
             buffers, e.g. the adapters of a frozen base model, which then never leaves the machine.
@@ -129,7 +125,6 @@ def join(
             model=model,
             inner_optimizers=optimizers_of(inner_optimizer),
             buffers=buffers,
-            frozen=frozen,
             publish=publish,
             evaluate=evaluate,
             config=config or {},

@@ -216,6 +216,11 @@ def _described(document: GroupDocument, uri: str) -> MirroredRun:
     )
 
 
+def _server_of(kind: str) -> str:
+    """The server that the tracker's own library would use."""
+    return os.environ.get("WANDB_BASE_URL", "") if kind == "wandb" else ""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m diloco.track",
@@ -237,7 +242,8 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     options = _parser().parse_args(argv)
     clock = clock or SystemClock()
     try:
-        target = Destination(kind=options.kind, server=options.server, project=options.project)
+        server = options.server or _server_of(options.kind)
+        target = Destination(kind=options.kind, server=server, project=options.project)
         state = MirrorState.read(options.state)
         store = RetryingStore(
             open_store(options.uri), clock=clock, rng=random.Random(0), deadline_s=PATIENCE_S

@@ -68,8 +68,6 @@ JOIN_PARAMETERS = {
     " run, which all its replicas pass. Nothing is deleted.",
     "buffers": "Buffers that training changes (BatchNorm): `average` them in each round, or leave"
     " each replica its own (`local`). Left out: a change is an error that explains this.",
-    "frozen": "Parameters without gradients, which are never exchanged: `equal` in all replicas"
-    " when they join, or each replica its own (`local`).",
     "publish": "The final weights: the whole `model`, or only what replicas exchange (`exchanged`),"
     " so that frozen parameters never leave the machine.",
     "evaluate": "Called with the global weights in the model, on one replica at a time; returns the"

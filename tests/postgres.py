@@ -161,4 +161,9 @@ def stack_database(name: str, *, template: str | None = None) -> str | None:
     """URL of a new database for a server under test; None if the session runs on SQLite."""
     if _without is not None:
         raise RuntimeError(f"{_without}: expected the fixture own_database, found none")
+    return session_database(name, template=template)
+
+
+def session_database(name: str, *, template: str | None = None) -> str | None:
+    """The same, not on behalf of a test."""
     return None if _session is None else _session.create_database(name, template=template)

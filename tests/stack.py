@@ -7,12 +7,8 @@ with :data:`PASSWORD`.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
-import os
 import shutil
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -21,12 +17,11 @@ from pathlib import Path
 
 from dashboard.server import broker
 from tests.django_process import REPOSITORY, DjangoProcess
+from tests.migrated import SQLITE, environment, migrated_database
 from tests.postgres import stack_database
 from tests.servers import child, free_ports, wait_until
-from tests.session_folder import session_folder
 
 PASSWORD = "correct-horse-battery"
-SQLITE = "archipelago.sqlite3"
 USERS = ("viewer", "operator", "admin")
 
 MAKE_USERS = f"""
@@ -67,35 +62,12 @@ def stack_env(var: Path, *, migrated: bool = False) -> dict[str, str]:
     The database is empty, or with ``migrated`` the copy of a migrated one.
     """
     name = f"stack-{uuid.uuid4().hex}"
-    url = stack_database(name, template=_migrated_database() if migrated else None)
-    if migrated and url is None:
+    template = migrated_database() if migrated else None
+    url = stack_database(name, template=template)
+    if template and url is None:
         var.mkdir(parents=True, exist_ok=True)
-        shutil.copy(_migrated_database(), var / SQLITE)
-    return _environment(var, url)
-
-
-def _environment(var: Path, database_url: str | None) -> dict[str, str]:
-    """This environment without the variables that lead to another database or broker."""
-    dropped = ("REDIS_URL", "DATABASE_URL", "ARCHIPELAGO_RENDEZVOUS", "DJANGO_SETTINGS_MODULE")
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    database = {"DATABASE_URL": database_url} if database_url else {}
-    return {**kept, "ARCHIPELAGO_VAR": str(var), **database}
-
-
-@functools.cache
-def _migrated_database() -> str:
-    """The name of a migrated PostgreSQL database, or the path of a migrated SQLite file."""
-    var = session_folder()
-    atexit.register(shutil.rmtree, var, ignore_errors=True)
-    name = f"migrated-{uuid.uuid4().hex}"
-    url = stack_database(name)
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        cwd=REPOSITORY,
-        env=_environment(var, url),
-        check=True,
-    )
-    return name if url else str(var / SQLITE)
+        shutil.copy(template, var / SQLITE)
+    return environment(var, url)
 
 
 @contextlib.contextmanager

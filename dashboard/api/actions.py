@@ -16,7 +16,7 @@ from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Body, Number, PoolId, RunId, done, responses
 from runs.actions import lifecycle, replicas_and_pools
 from runs.queries import fleet
-from runs.submit import create, preflight
+from runs.submit import pool_check, preflight
 
 router = Router(tags=["actions"])
 
@@ -39,7 +39,7 @@ class Scale(Body):
     """``max_price_usd_h`` is the highest price per replica and hour, from its next launch on. Null
     removes the limit; if left out, the limit does not change."""
 
-    count: Annotated[int, Field(ge=0, le=create.POOL_LIMIT)]
+    count: Annotated[int, Field(ge=0, le=pool_check.POOL_LIMIT)]
     max_price_usd_h: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 

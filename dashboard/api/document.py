@@ -7,18 +7,20 @@ the form, so that both report the same errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
+from dashboard.api.evaluation_document import EvaluationDocument, plan_document, plan_draft
 from dashboard.api.types import LARGE, NO_NUL, SMALL, Body
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
-from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS
+from diloco.protocol.workload import GPT_SIZES, STDLIB, WORKLOADS, WorkloadDocument
 from runs.exceptions import InvalidRun
 from runs.queries import named
-from runs.submit.run_draft import Fork, PoolDraft, RunDraft
+from runs.submit.evaluation_plans import MOST_PLANS
+from runs.submit.run_draft import Fork, PlanDraft, PoolDraft, RunDraft
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
 Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]
@@ -98,7 +100,8 @@ class RunDocument(Body):
     ``store_credential`` is the name of a credential of kind ``store``. ``over_budget``: launch even
     though the estimate exceeds the budget, which will end the run. ``notify`` lists the names of
     the webhooks that receive its alerts; by default all do. ``trackers`` lists the names of the
-    experiment trackers that its metrics are mirrored to."""
+    experiment trackers that its metrics are mirrored to. ``evaluations`` are measured of its
+    checkpoints."""
 
     model_config = ConfigDict(title="Run document")
 
@@ -130,6 +133,9 @@ class RunDocument(Body):
     trackers: Annotated[list[Annotated[Text, Field(max_length=80)]], Field(max_length=20)] = Field(
         default_factory=list
     )
+    evaluations: Annotated[list[EvaluationDocument], Field(max_length=MOST_PLANS)] = Field(
+        default_factory=list
+    )
 
 
 def draft_of(document: RunDocument) -> RunDraft:
@@ -157,13 +163,15 @@ def draft_of(document: RunDocument) -> RunDraft:
         fork=Fork(run=UUID(fork.run), round=fork.round, outer=fork.outer) if fork else None,
         notify=None if document.notify is None else named.webhook_ids(document.notify),
         trackers=named.tracker_ids(document.trackers),
+        evaluations=_evaluations(document.evaluations),
     )
 
 
 def document_of(draft: RunDraft) -> dict[str, Any]:
     """The document of a draft, with credentials by name: the inverse of :func:`draft_of`."""
-    used = (draft.store_credential, *(pool.credential for pool in draft.pools))
-    names = named.credential_names(used)
+    used = [pool.credential for pool in draft.pools]
+    used += [plan.credential for plan in draft.evaluations]
+    names = named.credential_names([draft.store_credential, *used])
     chosen = draft.notify
     trackers = named.trackers() if draft.trackers else {}
     body = draft.to_dict()
@@ -175,7 +183,18 @@ def document_of(draft: RunDraft) -> dict[str, Any]:
         if chosen is None
         else [name for pk, name in named.webhooks().items() if pk in chosen],
         "trackers": [name for pk, name in trackers.items() if pk in draft.trackers],
+        "evaluations": [plan_document(plan, names) for plan in draft.evaluations],
     }
+
+
+def _evaluations(documents: Sequence[EvaluationDocument]) -> tuple[PlanDraft, ...]:
+    drafts = []
+    for index, document in enumerate(documents):
+        try:
+            drafts.append(plan_draft(document))
+        except InvalidRun as error:
+            raise InvalidRun(f"evaluations.{index}.{error.field}", error.message) from None
+    return tuple(drafts)
 
 
 def _archive(sha256: Any) -> bytes:
@@ -207,7 +226,7 @@ def _settings(sent: Mapping[str, Any], replicas: int) -> GroupSettings:
         raise InvalidRun(f"settings.{error.field}", error.message) from None
 
 
-def _workload(sent: Mapping[str, Any]) -> Any:
+def _workload(sent: Mapping[str, Any]) -> WorkloadDocument:
     values = {"kind": "byte_gpt"} | dict(sent)
     kind = values["kind"]
     workload = WORKLOADS.get(kind) if isinstance(kind, str) else None
@@ -216,7 +235,7 @@ def _workload(sent: Mapping[str, Any]) -> Any:
             "workload.kind", f"expected one of {', '.join(sorted(WORKLOADS))}, found {kind!r}"
         )
     try:
-        return cast(Any, workload).from_dict(values)
+        return workload.from_dict(values)
     except SettingsError as error:
         field = "workload" if error.field in ("", "workload") else f"workload.{error.field}"
         raise InvalidRun(field, error.message) from None

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Router
-from pydantic import Field
 
 from archipelago import evaluation_rows as shared
 from archipelago.rows import Done
+from dashboard.access import or_404
 from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
-from dashboard.api.types import LARGE, NO_NUL, SMALL, Body, RunId, done, responses
-from diloco.protocol.evaluation import DATA_CHARS, MOST_TASKS, TOKENS
+from dashboard.api.evaluation_document import Count, EvaluationDocument, Name, plan_draft
+from dashboard.api.types import LARGE, Body, RunId, done, responses
 from runs.actions import evaluations
-from runs.actions.evaluations import NAME_CHARS, PlanDraft
 from runs.queries import evaluations as evaluation_queries
 
 router = Router(tags=["evaluations"])
-
-Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS, pattern=NO_NUL)]
-Text = Annotated[str, Field(max_length=80, pattern=NO_NUL)]
-Count = Annotated[int, Field(ge=0, le=SMALL)]
-
-
-class PlanDocument(Body):
-    """Measurement of the run's checkpoints. ``credential`` is the name of a credential of the
-    backend, '' for the server's environment."""
-
-    name: Name
-    data: Annotated[str, Field(max_length=DATA_CHARS, pattern=NO_NUL)] = ""
-    tokens: Count = TOKENS
-    tasks: Annotated[list[Text], Field(max_length=MOST_TASKS)] = Field(default_factory=list)
-    examples: Count = 0
-    every: Count = 1
-    backend: Annotated[str, Field(max_length=32, pattern=NO_NUL)] = "local"
-    hardware: Annotated[str, Field(max_length=64, pattern=NO_NUL)] = "cpu"
-    credential: Text = ""
-    timeout_s: Count = 3600
-    max_attempts: Count = 3
 
 
 class PlanName(Body):
@@ -79,10 +57,7 @@ def list_evaluation_attempts(
     request: HttpRequest, run_id: RunId, evaluation_id: Annotated[int, Path(ge=0, le=LARGE)]
 ) -> Any:
     """List the backend jobs of an evaluation, with the end of their logs."""
-    rows = evaluation_queries.attempt_rows(run_to_see(request, run_id), evaluation_id)
-    if rows is None:
-        raise Http404
-    return rows
+    return or_404(evaluation_queries.attempt_rows(run_to_see(request, run_id), evaluation_id))
 
 
 @router.get(
@@ -99,22 +74,10 @@ def list_evaluation_plans(request: HttpRequest, run_id: RunId) -> Any:
     auth=OPERATORS,
     response=responses(shared.EvaluationPlan),
 )
-def save_evaluation_plan(request: HttpRequest, run_id: RunId, body: PlanDocument) -> Any:
+def save_evaluation_plan(request: HttpRequest, run_id: RunId, body: EvaluationDocument) -> Any:
     """Evaluate the run's checkpoints from now on, or change the evaluation with this name."""
     run, user = run_to_operate(request, run_id)
-    draft = PlanDraft(
-        name=body.name,
-        spec=evaluations.spec_of(
-            data=body.data, tokens=body.tokens, tasks=tuple(body.tasks), examples=body.examples
-        ),
-        every=body.every,
-        backend=body.backend,
-        hardware=body.hardware,
-        credential=evaluations.credential_id(body.backend, body.credential),
-        timeout_s=body.timeout_s,
-        max_attempts=body.max_attempts,
-    )
-    plan = evaluations.save_plan(run, draft, actor=user)
+    plan = evaluations.save_plan(run, plan_draft(body), actor=user)
     rows = evaluation_queries.plan_rows(run)
     return next(row for row in rows if row["name"] == plan.name)
 

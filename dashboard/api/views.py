@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Router, Status
 from ninja.errors import AuthorizationError
 from pydantic import Field
 
 from archipelago import rows as shared
+from dashboard.access import or_404
 from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
@@ -58,9 +59,7 @@ def save_view(request: HttpRequest, body: View) -> Any:
 def delete_view(request: HttpRequest, view_id: ViewId) -> Any:
     """Delete an own view, or as administrator any. Returns the remaining views."""
     user = keeper(request)
-    view = service.view_to_delete(user, view_id)
-    if view is None:
-        raise Http404
+    view = or_404(service.view_to_delete(user, view_id))
     if not service.can_delete(user, view):
         raise AuthorizationError(
             message=f"expected its owner {view.owner}, or an administrator, found {user}"

@@ -1,14 +1,15 @@
-"""The form of an evaluation: what is measured of a run's checkpoints, how often, and where."""
+"""The form of an evaluation: what is measured of a run's checkpoints, how often, and where. Used as
+a row of the submit form, and to add an evaluation to a run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django import forms
-from django.contrib.auth.models import User
 
 from dashboard.forms.fields import DataSelect, DurationField, style_inputs
 from dashboard.forms.pools import PoolChoices
+from dashboard.forms.rows import RowForm
 from diloco.protocol.evaluation import (
     DATA_CHARS,
     MOST_EXAMPLES,
@@ -17,8 +18,8 @@ from diloco.protocol.evaluation import (
     EvaluationSpec,
 )
 from executors.registry import BACKENDS
-from runs.actions.evaluations import NAME_CHARS, PlanDraft, spec_of
-from runs.models import EvaluationPlan
+from runs.submit.evaluation_plans import NAME_CHARS, spec_of
+from runs.submit.run_draft import PlanDraft
 
 SCHEDULES = [
     ("1", "Every checkpoint"),
@@ -27,8 +28,11 @@ SCHEDULES = [
 ]
 
 
-class EvaluationForm(forms.Form):
+class EvaluationForm(RowForm):
     """``where`` is ``backend:hardware``, because names of hardware are unique per backend."""
+
+    part = "evaluations"
+    fallback = "name"
 
     name = forms.CharField(
         label="Name", max_length=NAME_CHARS, help_text="e.g. val. It begins the names of charts."
@@ -72,16 +76,16 @@ class EvaluationForm(forms.Form):
         self,
         data: Any = None,
         *,
-        user: User,
+        choices: PoolChoices,
+        index: int | str = "",
         initial: dict[str, Any] | None = None,
         is_changed: bool = False,
     ) -> None:
-        choices = PoolChoices.load(user)
         first = {"where": f"{choices.first.backend}:{choices.first.hardware}"}
-        super().__init__(data, initial=first | (initial or {}))
+        super().__init__(data, index=index, initial=first | (initial or {}))
         schedules = list(SCHEDULES)
-        stored = str((initial or {}).get("every", "1"))
-        if stored not in dict(schedules):
+        stored = str(self["every"].value())
+        if stored not in dict(schedules) and stored.isdecimal() and len(stored) < 6:
             schedules.append((stored, f"Every {stored} checkpoints"))
         for name, options in (
             ("every", schedules),
@@ -136,13 +140,12 @@ class EvaluationForm(forms.Form):
     def place(self, field: str, message: str) -> None:
         """Attach a domain error to its field."""
         field = {"backend": "where", "hardware": "where"}.get(field, field)
-        self.add_error(
-            field if field in self.fields else None, f"{message[:1].upper()}{message[1:]}"
-        )
+        super().place(field, f"{message[:1].upper()}{message[1:]}")
 
 
-def initial_of_plan(plan: EvaluationPlan) -> dict[str, Any]:
-    spec = EvaluationSpec.from_dict(plan.spec)
+def initial_of_plan(plan: PlanDraft) -> dict[str, Any]:
+    """Initial values of a form or row."""
+    spec = plan.spec
     return {
         "name": plan.name,
         "data": spec.data,
@@ -151,7 +154,7 @@ def initial_of_plan(plan: EvaluationPlan) -> dict[str, Any]:
         "examples": spec.examples,
         "every": str(plan.every),
         "where": f"{plan.backend}:{plan.hardware}",
-        "credential": "" if plan.credential_id is None else str(plan.credential_id),
+        "credential": "" if plan.credential is None else str(plan.credential),
         "timeout_s": plan.timeout_s,
         "max_attempts": plan.max_attempts,
     }

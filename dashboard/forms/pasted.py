@@ -23,7 +23,8 @@ from diloco.protocol.workload import SHARDS, STDLIB, WORKLOADS, ByteGPTWorkload
 from executors.base import Problem
 from runs.exceptions import InvalidRun
 from runs.queries import named
-from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.submit.evaluation_plans import MOST_PLANS
+from runs.submit.run_draft import PlanDraft, PoolDraft, RunDraft
 
 _SECONDS = ("time_limit_s", "start_timeout_s")
 _PLAIN = ("name", "rendezvous", "budget_usd", "max_restarts", "over_budget")
@@ -37,6 +38,7 @@ _KNOWN = (
     "fork",
     "notify",
     "trackers",
+    "evaluations",
 )
 _POOL = tuple(PoolDraft.__dataclass_fields__)
 
@@ -82,6 +84,8 @@ def fill(
         problems.add("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(pools[:ROWS]):
         values |= _pool(pool, index, problems)
+    for index, plan in enumerate(_list(document, "evaluations", problems)[:MOST_PLANS]):
+        values |= _evaluation(plan, index, problems)
     with problems:
         values["store_credential"] = _credential(document, "store", "store_credential")
     with problems:
@@ -184,6 +188,26 @@ def _data(workload: Mapping[str, Any]) -> dict[str, str]:
     if data == STDLIB:
         return {"data_source": "stdlib", "data": ""}
     return {"data_source": "uri", "data": data}
+
+
+def _evaluation(plan: Any, index: int, problems: _Problems) -> dict[str, Any]:
+    where = f"evaluations.{index}"
+    if not isinstance(plan, Mapping):
+        problems.add(where, f"expected an object, found {_text(plan)[:40]}")
+        plan = {}
+    omitted = PlanDraft(name="").to_dict()
+    problems.unknown(where, plan, omitted)
+    values = omitted | {name: value for name, value in plan.items() if name in omitted}
+    backend = _text(values.pop("backend"))
+    shown = {name: _text(value) for name, value in values.items()}
+    if isinstance(values["tasks"], list):
+        shown["tasks"] = ", ".join(map(_text, values["tasks"]))
+    shown["where"] = f"{backend}:{shown.pop('hardware')}"
+    shown["timeout_s"] = _duration(values["timeout_s"])
+    shown["credential"] = ""
+    with problems:
+        shown["credential"] = _credential(plan, backend, f"{where}.credential")
+    return {f"{where}.{name}": value for name, value in shown.items()}
 
 
 def _pool(pool: Any, index: int, problems: _Problems) -> dict[str, Any]:

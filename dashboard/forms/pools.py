@@ -1,16 +1,15 @@
 """The form of one pool: replicas on one backend and hardware. Used as a row of the submit form, and
 to add a pool to a run.
 
-Field names are ``pools.<index>.<field>``, as in :class:`~runs.exceptions.InvalidRun`. The value of
-hardware is ``backend:name``, because names are only unique within a backend. The script hides other
-backends' hardware; without JavaScript the options are grouped.
+The value of hardware is ``backend:name``, because names are only unique within a backend. The
+script hides other backends' hardware; without JavaScript the options are grouped.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,6 +18,7 @@ from django.contrib.auth.models import User
 
 from dashboard.forms.fields import DataSelect, DurationField, style_inputs
 from dashboard.forms.huggingface import parse_object
+from dashboard.forms.rows import RowForm
 from dashboard.presentation import formats
 from executors.base import Capabilities
 from executors.catalogue import Hardware
@@ -31,8 +31,6 @@ from runs.submit.run_draft import PoolDraft
 
 ROWS = 32
 """Maximum number of pools in a form."""
-
-_ROW = re.compile(r"pools\.(\d{1,4})\.\w+")
 
 Choices = list[tuple[str, str | list[tuple[str, str]]]]
 
@@ -138,8 +136,11 @@ def option_help() -> list[tuple[str, list[Option]]]:
     ]
 
 
-class PoolForm(forms.Form):
+class PoolForm(RowForm):
     """Field names are those of :class:`~runs.submit.run_draft.PoolDraft`."""
+
+    part = "pools"
+    fallback = "backend"
 
     backend = forms.ChoiceField(label="Backend")
     hardware = forms.ChoiceField(label="Hardware")
@@ -192,8 +193,7 @@ class PoolForm(forms.Form):
         choices: PoolChoices,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        self.index = index
-        super().__init__(data, initial=initial, prefix=f"pools.{index}")
+        super().__init__(data, index=index, initial=initial)
         for name, options in (
             ("backend", choices.backends),
             ("hardware", choices.hardware),
@@ -204,9 +204,6 @@ class PoolForm(forms.Form):
             field.widget = DataSelect(choices.option_data)
             field.choices = options
         style_inputs(self)
-
-    def add_prefix(self, field_name: str) -> str:
-        return f"{self.prefix}.{field_name}"
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
@@ -248,23 +245,6 @@ class PoolForm(forms.Form):
             credential=int(values["credential"]) if values["credential"] else None,
         )
 
-    def forget_errors(self) -> None:
-        """Show the input without errors: the row was posted to change it, not to launch."""
-        self._errors = forms.utils.ErrorDict()
-        self.cleaned_data = {}
-
-    def place(self, field: str, message: str) -> None:
-        """Attach a domain error to its field, or to the backend if the row has no such field."""
-        self.is_valid()  # creates the error list
-        self.add_error(field if field in self.fields else "backend", message)
-
-    def named_errors(self) -> Iterator[tuple[str, list[str]]]:
-        for name, errors in self.errors.items():
-            yield (
-                self.add_prefix("backend" if name == "__all__" else name),
-                [str(e) for e in errors],
-            )
-
 
 def _first_pool(user: User | None, backends: Iterable[str]) -> PoolDraft:
     if user is None or can_use_local(user):
@@ -286,9 +266,3 @@ def initial_of(pool: PoolDraft) -> dict[str, Any]:
         "options": json.dumps(dict(pool.options)) if pool.options else "",
         "credential": "" if pool.credential is None else str(pool.credential),
     }
-
-
-def posted_rows(data: Any) -> list[int]:
-    """Indices of the posted rows, in order. Removed rows leave gaps."""
-    indices = {int(match[1]) for name in data if (match := _ROW.fullmatch(name))}
-    return sorted(indices)[:ROWS]

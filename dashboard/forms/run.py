@@ -8,11 +8,13 @@ an error finds its field.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django import forms
 
 from dashboard.forms.custom import CUSTOM, OF_CUSTOM, CustomForm, initial_of_custom
+from dashboard.forms.evaluation import EvaluationForm, initial_of_plan
 from dashboard.forms.fields import DurationField, setting_field, style_inputs
 from dashboard.forms.fork import ForkForm, initial_of_fork
 from dashboard.forms.huggingface import (
@@ -22,7 +24,8 @@ from dashboard.forms.huggingface import (
     clean_object,
     initial_of_huggingface,
 )
-from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of, posted_rows
+from dashboard.forms.pools import ROWS, PoolChoices, PoolForm, initial_of
+from dashboard.forms.rows import RowForm
 from dashboard.forms.sweep import SweepForm
 from dashboard.presentation.formats import exact
 from diloco.protocol.settings import GroupSettings, SettingsError, setting_fields
@@ -34,8 +37,11 @@ from diloco.protocol.workload import (
     STDLIB,
     ByteGPTWorkload,
     HuggingFaceWorkload,
+    WorkloadDocument,
 )
-from runs.submit.run_draft import RunDraft, Workload
+from runs.exceptions import InvalidRun
+from runs.submit.evaluation_plans import MOST_PLANS
+from runs.submit.run_draft import PlanDraft, RunDraft
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
@@ -193,6 +199,11 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
                 self.fields[spec.name] = setting_field(spec)
         style_inputs(self)
         self.pools = self._pools(data, (initial or {}).get("pools", ()))
+        self.evaluations = self._evaluations(data, (initial or {}).get("evaluations", ()))
+
+    @property
+    def rows(self) -> list[RowForm]:
+        return [*self.pools, *self.evaluations]
 
     def _choices(self, name: str, choices: Any) -> None:
         field = self.fields[name]
@@ -207,7 +218,17 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
             ]
         # A form without rows shows an empty row with its errors.
         return [
-            PoolForm(data, index=index, choices=self.choices) for index in posted_rows(data) or [0]
+            PoolForm(data, index=index, choices=self.choices)
+            for index in PoolForm.posted(data, most=ROWS) or [0]
+        ]
+
+    def _evaluations(self, data: Any, initial: Any) -> list[EvaluationForm]:
+        rows = dict(enumerate(initial))
+        if data is not None:
+            rows = dict.fromkeys(EvaluationForm.posted(data, most=MOST_PLANS))
+        return [
+            EvaluationForm(data, index=index, choices=self.choices, initial=row)
+            for index, row in rows.items()
         ]
 
     def empty_pool(self) -> PoolForm:
@@ -216,15 +237,22 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
 
     def add_pool(self) -> None:
         """Add a row, for browsers without JavaScript."""
-        index = max((int(pool.index) for pool in self.pools), default=-1) + 1
         if len(self.pools) < ROWS:
-            self.pools.append(
-                PoolForm(index=index, choices=self.choices, initial=initial_of(self.choices.first))
-            )
+            first = initial_of(self.choices.first)
+            index = _next_index(self.pools)
+            self.pools.append(PoolForm(index=index, choices=self.choices, initial=first))
 
     def remove_pool(self, index: str) -> None:
         if len(self.pools) > 1:
             self.pools = [pool for pool in self.pools if str(pool.index) != index]
+
+    def add_evaluation(self) -> None:
+        if len(self.evaluations) < MOST_PLANS:
+            index = _next_index(self.evaluations)
+            self.evaluations.append(EvaluationForm(index=index, choices=self.choices))
+
+    def remove_evaluation(self, index: str) -> None:
+        self.evaluations = [row for row in self.evaluations if str(row.index) != index]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
@@ -258,45 +286,46 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         """Show the input without errors: the form was posted to change it, not to launch."""
         self._errors = forms.utils.ErrorDict()
         self.cleaned_data = {}
-        for pool in self.pools:
-            pool.forget_errors()
+        for row in self.rows:
+            row.forget_errors()
 
     def show_errors(self, errors: dict[str, list[str]]) -> None:
         """Attach errors by input name, in the format of :attr:`all_errors`."""
-        by_name = {
-            pool.add_prefix(name): (pool, name) for pool in self.pools for name in pool.fields
-        }
+        by_name = {row.add_prefix(name): (row, name) for row in self.rows for name in row.fields}
         for name, messages in errors.items():
             form, field = by_name.get(name, (self, name))
             for message in messages:
                 form.add_error(field, message)
 
     def input_of(self, name: str) -> forms.BoundField | None:
-        """The field of an input of the form or of a pool row; None for errors of the whole form."""
-        for pool in self.pools:
-            if name.startswith(f"{pool.prefix}."):
-                return pool[name.removeprefix(f"{pool.prefix}.")]
+        """The field of an input of the form or of a row; None for errors of the whole form."""
+        for row in self.rows:
+            if name.startswith(f"{row.prefix}."):
+                return row[name.removeprefix(f"{row.prefix}.")]
         return self[name] if name in self.fields else None
 
     @property
     def all_errors(self) -> dict[str, list[str]]:
-        """Errors of the form and its pool rows by input name."""
+        """Errors of the form and its rows by input name."""
         return {
             **{name: [str(e) for e in errors] for name, errors in self.errors.items()},
-            **{name: errors for pool in self.pools for name, errors in pool.named_errors()},
+            **{name: errors for row in self.rows for name, errors in row.named_errors()},
         }
 
     def draft(self) -> RunDraft | None:
         """The draft of a valid form, or None with errors at the fields."""
-        if not all([self.is_valid(), *(pool.is_valid() for pool in self.pools)]):
+        if not all([self.is_valid(), *(row.is_valid() for row in self.rows)]):
             return None
         values = self.cleaned_data
         pools = tuple(pool.draft() for pool in self.pools)
+        evaluations = self._plans()
         try:
             settings = self._settings(sum(pool.count for pool in pools))
             workload, archive = self._workload()
         except SettingsError as error:
             self.point_at(error.field, error.message)
+            return None
+        if evaluations is None:
             return None
         credential = values["store_credential"]
         return RunDraft(
@@ -314,9 +343,20 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
             max_restarts=values["max_restarts"],
             notify=self._notify(),
             trackers=tuple(sorted(map(int, values["trackers"]))),
+            evaluations=evaluations,
         )
 
-    def _workload(self) -> tuple[Workload, bytes]:
+    def _plans(self) -> tuple[PlanDraft, ...] | None:
+        """The evaluations; None with errors at their fields."""
+        plans = []
+        for row in self.evaluations:
+            try:
+                plans.append(row.draft())
+            except InvalidRun as error:
+                row.place(error.field, error.message)
+        return tuple(plans) if len(plans) == len(self.evaluations) else None
+
+    def _workload(self) -> tuple[WorkloadDocument, bytes]:
         """The workload and its archive. Raises :class:`SettingsError` with the form's field."""
         values = self.cleaned_data
         if values["workload"] == CUSTOM:
@@ -350,19 +390,27 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
         return GroupSettings(**chosen, num_replicas=replicas, start_replicas=start)
 
     def point_at(self, field: str, message: str) -> None:
-        """Attach a domain error to its field; a pool's is ``pools.<index>.<field>``. The field of a
-        document, such as ``settings.inner_lr``, is found too."""
+        """Attach a domain error to its field; a row's is e.g. ``pools.<index>.<field>``. The field
+        of a document, such as ``settings.inner_lr``, is found too."""
         head, _, rest = field.partition(".")
         if head in ("settings", "workload") and rest:
             field = {"kind": "workload"}.get(rest, rest)
-        if head == "pools" and rest:
+        rows: Mapping[str, Sequence[RowForm]] = {
+            "pools": self.pools,
+            "evaluations": self.evaluations,
+        }
+        if head in rows and rest:
             index, _, name = rest.partition(".")
-            self.pools[int(index)].place(name, message)
+            rows[head][int(index)].place(name, message)
         elif field in ("pools", "num_replicas"):
             self.pools[-1].place("count", message)
         else:
             field = {"start_replicas": "start"}.get(field, field)
             self.add_error(field if field in self.fields else None, message)
+
+
+def _next_index(rows: Sequence[RowForm]) -> int:
+    return max((int(row.index) for row in rows), default=-1) + 1
 
 
 def initial_from(draft: RunDraft) -> dict[str, Any]:
@@ -385,11 +433,12 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "budget_usd": f"{draft.budget_usd:g}" if draft.budget_usd else "",
         "max_restarts": draft.max_restarts,
         "trackers": [str(pk) for pk in draft.trackers],
+        "evaluations": [initial_of_plan(plan) for plan in draft.evaluations],
         **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
     }
 
 
-def _initial_of_workload(workload: Workload) -> dict[str, Any]:
+def _initial_of_workload(workload: WorkloadDocument) -> dict[str, Any]:
     """The kind, and the fields of the built-in model and the data."""
     gpt = workload if isinstance(workload, ByteGPTWorkload) else ByteGPTWorkload()
     own = workload if isinstance(workload, HuggingFaceWorkload) else gpt

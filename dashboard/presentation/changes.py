@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dashboard.presentation.formats import exact
 from runs.submit.changes import FieldChange
+from runs.submit.run_draft import PlanDraft
 
 _INPUTS = {
     "settings.start_replicas": "start",
     "workload.kind": "workload",
     "workload.archive": "archive",
+    "evaluations": "s-evaluations",
 }
 
 
@@ -55,7 +57,20 @@ def _text(field: str, value: Any) -> str:
         return "all"
     if field in ("notify", "trackers") and value:
         return ", ".join(map(str, value))
+    if field == "evaluations" and value:
+        return "; ".join(map(_evaluation, value))
     return value_text(value)
+
+
+def _evaluation(plan: Mapping[str, Any]) -> str:
+    """The name of an evaluation, and what differs from the defaults."""
+    plain = PlanDraft(name=plan["name"]).to_dict()
+    given = [
+        f"{name.removesuffix('_s').replace('_', ' ')} {value_text(value)}"
+        for name, value in plan.items()
+        if value not in (plain[name], "")
+    ]
+    return ", ".join([plan["name"], *given])
 
 
 def value_text(value: Any) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.access import or_404
+from dashboard.forms import PoolChoices
 from dashboard.forms.evaluation import EvaluationForm, initial_of_plan
 from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
 from runs import permissions
@@ -18,6 +20,7 @@ from runs.actions import evaluations as actions
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import EvaluationPlan, Run
 from runs.queries import evaluations as queries
+from runs.submit.evaluation_plans import draft_of
 
 
 @require_safe
@@ -50,18 +53,15 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
 def change(request: HttpRequest, run_id: Any, name: str) -> HttpResponse:
     """The form of an evaluation that the run has."""
     run = run_to_operate(request, run_id)
-    plan = queries.plan_named(run, name)
-    if plan is None:
-        raise Http404
-    return _form(request, run, plan)
+    return _form(request, run, or_404(queries.plan_named(run, name)))
 
 
 def _form(request: HttpRequest, run: Run, plan: EvaluationPlan | None) -> HttpResponse:
     user = signed_in(request)
     form = EvaluationForm(
         request.POST if request.method == "POST" else None,
-        user=user,
-        initial=initial_of_plan(plan) if plan else None,
+        choices=PoolChoices.load(user),
+        initial=initial_of_plan(draft_of(plan)) if plan else None,
         is_changed=plan is not None,
     )
     if request.method == "POST" and form.is_valid():

@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from dashboard.presentation.badges import LOOKS
+from diloco.protocol.telemetry import PHASES
 
 CONNECTIONS = (
     ("connecting", "Connecting"),
@@ -26,17 +27,6 @@ ROLES = (
     *("bg", "surface", "raised", "sunken", "hover", "line-soft", "line", "line-strong"),
     *("text", "text-2", "text-3", "accent", "accent-hover", "focus", "danger"),
 )
-PHASES = (
-    "bootstrap",
-    "start",
-    "compute",
-    "encode",
-    "upload",
-    "wait",
-    "download",
-    "reduce",
-    "apply",
-)
 
 
 @require_safe
@@ -45,7 +35,8 @@ def styleguide(request: HttpRequest) -> HttpResponse:
         "neutral": [f"n-{step}" for step in range(1, 13)],
         "ramps": [(name, [f"{name}-{step}" for step in STEPS]) for name in RAMPS],
         "roles": ROLES,
-        "series": [f"r-{number}" for number in range(8)] + [f"p-{phase}" for phase in PHASES],
+        "series": [f"r-{number}" for number in range(8)]
+        + [f"p-{phase}" for phase in ("bootstrap", "start", *PHASES)],
         "sizes": (28, 20, 16, 14, 13, 12, 11),
         "weights": (400, 500, 600),
         "spaces": (4, 8, 12, 16, 24, 32, 48),

@@ -26,12 +26,13 @@ from dashboard.api.document_text import read_document
 from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
+from dashboard.forms.run import FIELDS
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
 from runs import permissions
 from runs.exceptions import InvalidRun
-from runs.submit import create, names, preflight, run_draft, sweeps
+from runs.submit import create, names, pool_check, preflight, run_draft, sweeps
 from runs.submit.run_draft import PoolDraft, RunDraft
 
 PASSED = "Works"
@@ -61,6 +62,9 @@ def new(request: HttpRequest) -> HttpResponse:
         if query is not None:
             return redirect(f"{request.path}?{query}")
         template = submit_source.draft_of(request)
+        if template is not None and template.workload.kind not in FIELDS:
+            messages.error(request, _without_form(template.workload.kind))
+            return redirect("run", run_id=submit_source.cloned(request.GET))
         choices = PoolChoices.load(user)
         initial = initial_from(template or _starting_draft(choices))
         initial["submit_key"] = secrets.token_urlsafe(24)
@@ -86,6 +90,12 @@ def new(request: HttpRequest) -> HttpResponse:
     except InvalidRun as error:
         show(form, error.problems)
         return page(request, form, draft)
+
+
+def _without_form(kind: str) -> str:
+    return (
+        f"The form has no fields for workloads of kind {kind}. Copy the run with archipelago clone."
+    )
 
 
 def _launch(form: RunForm, draft: RunDraft, user: User) -> HttpResponse:
@@ -144,6 +154,10 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
         form.add_pool()
     elif "remove_pool" in request.POST:
         form.remove_pool(request.POST["remove_pool"])
+    elif "add_evaluation" in request.POST:
+        form.add_evaluation()
+    elif "remove_evaluation" in request.POST:
+        form.remove_evaluation(request.POST["remove_evaluation"])
     elif "test" in request.POST:
         what = request.POST["test"]
         tested[what] = _test(form, what, signed_in(request))
@@ -206,7 +220,7 @@ def _test(form: RunForm, what: str, user: User) -> str:
     draft = pool.draft()
     index = form.pools.index(pool)
     try:
-        create.check_pool(draft, index)
+        pool_check.check_pool(draft, index)
     except InvalidRun as error:
         show(form, error.problems)
         return ""

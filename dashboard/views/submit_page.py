@@ -207,6 +207,7 @@ _PARTS = {
     "s-bucket": ("rendezvous", "store_credential"),
     "s-start": ("start", "start_timeout_s", "max_restarts"),
     "s-sweep": ("sweep", "sweep_parallel", "sweep_budget_usd", "sweep_metric"),
+    "s-evaluations": (),
     "s-notify": ("notify", "trackers"),
     "s-source": ("document",),
     "s-fork": ("fork_run", "fork_round", "fork_outer"),
@@ -228,6 +229,8 @@ def _open(form: RunForm, errors: dict[str, Any], before: str, *, is_clone: bool)
     placed = {field for fields in _PARTS.values() for field in fields}
     if any(name in form.fields and name not in placed for name in errors):  # of a workload
         opened.add("s-model")
+    if form.evaluations or "evaluations" in errors:
+        opened.add("s-evaluations")
     if form.is_sweep:
         opened.add("s-sweep")
     if form["document"].value():

@@ -15,17 +15,18 @@ from torch import Tensor
 
 from diloco.codecs import get_codec
 from diloco.protocol.blocks import block_elements
+from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.settings import GroupSettings
 
 
 class ErrorFeedback:
     """One residual per fragment, (n,) fp32 on the CPU; None if there is none.
 
-    Inactive unless the codec is ``topk`` and ``error_feedback`` is above 0.
+    Inactive unless the codec is sparse and ``error_feedback`` is above 0.
     """
 
     def __init__(self, settings: GroupSettings, *, fragments: int) -> None:
-        self.active = settings.codec == "topk" and settings.error_feedback > 0
+        self.active = CODEC_SHAPES[settings.codec].is_sparse and settings.error_feedback > 0
         self._decay = settings.error_feedback
         self._codec = get_codec(settings.codec, topk=settings.topk)
         self.of: list[Tensor | None] = [None] * fragments

@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from diloco.model.named_parameters import bare, bare_name, first_names, is_sharded, local
 from diloco.model.outer_optimizer import content_digest
-from diloco.protocol.payload_size import FULL_MEAN
+from diloco.protocol.payload_size import CODEC_SHAPES, FULL_MEAN, LOW_BIT_CODECS
 
 Buffers = Literal["average", "local"]
 """average: buffers are part of the group's weights and become the average of the replicas in each
 round: of its contributors, with weights that sum to one. local: each replica keeps its own, and the
 final weights have those of their publisher."""
-LOSSY_CODECS = ("int8", "e3m0")
-"""Codecs whose errors are relative to the largest of many values, or up to a third of each: a small
-running variance can become negative."""
 
 
 def exchangeable(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -56,13 +53,13 @@ class BufferCheck:
                 f"buffers: expected unsharded buffers to average, found {first_names(sharded)} as "
                 "DTensor. Enter buffers='local'"
             )
-        if self._held and codec == "topk":
+        if self._held and CODEC_SHAPES[codec].is_sparse:
             raise ValueError(
-                "buffers: expected another codec than topk to average buffers, because it omits "
-                "most values. Enter buffers='local', or create the group with another codec"
+                f"buffers: expected another codec than {codec} to average buffers, because it "
+                "omits most values. Enter buffers='local', or create the group with another codec"
             )
         for name, value in (("codec", codec), ("mean_codec", mean_codec)):
-            if self._held and value in LOSSY_CODECS:
+            if self._held and value in LOW_BIT_CODECS:
                 raise ValueError(
                     f"buffers: expected another {name} than {value} to average buffers, because "
                     "its rounding can make a small running variance negative. Enter "

@@ -26,10 +26,12 @@ class Described(Protocol):
 
 
 def described(tensors: Iterable[Described], frozen: Iterable[FrozenEntry] = ()) -> list[str]:
-    """Return one text for each tensor: name, shape and dtype; for a frozen one also a digest."""
+    """Return one text for each tensor: name, shape and dtype; for a frozen one also the digest of
+    its values, if there is one."""
     trained = [f"{tensor.name} {list(tensor.shape)} {tensor.dtype}" for tensor in tensors]
     return trained + [
-        f"{entry.name} {list(entry.shape)} {entry.dtype}, frozen, digest {entry.digest[:16]}"
+        f"{entry.name} {list(entry.shape)} {entry.dtype}, frozen"
+        + (f", digest {entry.digest[:16]}" if entry.digest else "")
         for entry in frozen
     ]
 

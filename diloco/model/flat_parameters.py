@@ -90,7 +90,7 @@ class Layout:
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
         self.compares_frozen = compare_frozen
-        """Whether the frozen parameters must be equal in all replicas."""
+        """Whether the values of the frozen parameters must be equal in all replicas."""
         self._model = model
         self.table = Table(slots, fragments=fragments, pattern=pattern)
         tensors: list[Tensor] = [tensor for _, tensor in (*trained, *averaged)]
@@ -99,9 +99,10 @@ class Layout:
 
     @cached_property
     def frozen(self) -> tuple[FrozenEntry, ...]:
-        """The frozen parameters that are compared. The first use reads them, for sharded ones in a
-        collective operation of all ranks (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
-        return frozen_parameters(self._model) if self.compares_frozen else ()
+        """The frozen parameters, with the digests of values that are compared. The first use reads
+        these values, for sharded ones in a collective operation of all ranks
+        (:meth:`diloco.ranks.collective_ops.Ranks.compare`)."""
+        return frozen_parameters(self._model, digests=self.compares_frozen)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -52,12 +52,6 @@ def block_elements(numel: int) -> int:
     return block
 
 
-def block_count(numel: int) -> int:
-    """Return the number of blocks of a fragment of ``numel`` elements; the last one can be
-    short."""
-    return -(-numel // block_elements(numel))
-
-
 def shard_spans(numel: int, shards: int) -> list[Span]:
     """Return the span of each shard: whole blocks, the first shards one block longer where needed.
 

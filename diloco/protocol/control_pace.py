@@ -130,7 +130,7 @@ def control_requests(
     awaited = (often_s + (wall_s - often_s) / awaited_looks(wall_s, timeout_s)) / interval_s
     timed_gets = wall_s / look_s * reads + awaited
     listing = min(LISTING_REPLICAS, settings.num_replicas)
-    round_puts = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
+    round_puts: float = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
     if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
         round_gets += replicas * (replicas - 1 + FAILED_POLLS / 2)

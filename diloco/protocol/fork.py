@@ -76,6 +76,11 @@ def fork_checkpoint(
             f"the outer optimizer's state: expected {theirs.num_fragments} fragments "
             f"({theirs.fragment_pattern}), found {ours.num_fragments} ({ours.fragment_pattern})"
         )
+    if (theirs.frozen, ours.frozen) == ("local", "equal"):
+        raise ForkError(
+            "frozen: expected 'local' as in the source, whose checkpoints have no digests of "
+            "frozen parameters to compare replicas with, found 'equal'"
+        )
     folder = keys.checkpoint_dir(0, manifest.writer.replica, manifest.writer.incarnation)
     outer_copy = None
     if outer and manifest.outer is not None:

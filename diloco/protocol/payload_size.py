@@ -1,4 +1,4 @@
-"""Computes payload sizes; shared by codecs, cost model and benchmarks.
+"""The list of codecs and the sizes of payloads, without torch.
 
 :mod:`diloco.protocol.reduce_cost` computes the cost of a whole round.
 """
@@ -16,17 +16,27 @@ class CodecShape:
     bits: int
     """Bits per kept value, including its index."""
     scale_bytes: int = 0
+    is_sparse: bool = False
+    """Whether only the setting ``topk`` of a chunk's values are kept."""
+    own_mean: bool = False
+    """Whether the full mean of such payloads is stored in this codec; otherwise it is fp32."""
 
 
 CODEC_SHAPES = {
-    "fp32": CodecShape(chunk=1, bits=32),
-    "bf16": CodecShape(chunk=1, bits=16),
+    "fp32": CodecShape(chunk=1, bits=32, own_mean=True),
+    "bf16": CodecShape(chunk=1, bits=16, own_mean=True),
     "int8": CodecShape(chunk=256, bits=8, scale_bytes=4),
     "e3m0": CodecShape(chunk=256, bits=4, scale_bytes=4),
-    "topk": CodecShape(chunk=4096, bits=24, scale_bytes=4),
+    "topk": CodecShape(chunk=4096, bits=24, scale_bytes=4, is_sparse=True),
 }
+"""Codecs by name: the choices of the setting ``codec``."""
 FULL_MEAN = "full"
 """The value of ``mean_codec`` for a mean without residual."""
+LOW_BIT_CODECS = tuple(
+    name for name, shape in CODEC_SHAPES.items() if shape.scale_bytes and not shape.is_sparse
+)
+"""The other values of ``mean_codec``: every value is kept, with an error relative to the largest
+of its chunk."""
 RESIDUAL_CODEC = "int8"
 """Codec of the residual of a low-bit mean."""
 RESIDUAL_REACH = 3
@@ -43,7 +53,7 @@ def payload_bytes(numel: int, codec: str, *, topk: int = DEFAULT_TOPK) -> int:
     length)`` values."""
     shape = CODEC_SHAPES[codec]
     whole, tail = divmod(numel, shape.chunk)
-    kept = whole * min(topk, shape.chunk) + min(topk, tail) if codec == "topk" else numel
+    kept = whole * min(topk, shape.chunk) + min(topk, tail) if shape.is_sparse else numel
     return (kept * shape.bits + 7) // 8 + (whole + (tail > 0)) * shape.scale_bytes
 
 
@@ -55,7 +65,7 @@ def reduced_codec(codec: str, mean_codec: str = FULL_MEAN) -> str:
     """
     if mean_codec != FULL_MEAN:
         return mean_codec
-    return codec if codec in ("fp32", "bf16") else "fp32"
+    return codec if CODEC_SHAPES[codec].own_mean else "fp32"
 
 
 def checked_bytes(numel: int, codec: str, *, block: int, topk: int = DEFAULT_TOPK) -> int:

@@ -323,7 +323,7 @@ class TensorEntry:
 @dataclass(frozen=True, kw_only=True)
 class FrozenEntry:
     """One frozen parameter, which replicas do not exchange. ``digest`` is the content digest of its
-    bytes, '' if its values were not in memory."""
+    bytes; '' if its values were not in memory, and in a group with the setting ``frozen`` local."""
 
     name: str
     shape: tuple[int, ...]
@@ -337,7 +337,8 @@ class CheckpointManifest(Record):
 
     Version 2 is read too, so that a run of that version can be forked.
     ``base_rounds`` is the newest committed round of each fragment; ``tensors`` lists the trained
-    tensors and ``frozen`` the frozen parameters, if there are any, in the model's order.
+    tensors and ``frozen`` the frozen parameters, in the model's order; earlier versions wrote no
+    ``frozen`` if there were none, or if their replicas did not compare them.
     """
 
     LIMIT: ClassVar[int] = 16 * MEBIBYTE

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco.protocol.outer_rule_names import NESTEROV, rule_names
-from diloco.protocol.payload_size import FULL_MEAN, RESIDUAL_REACH
+from diloco.protocol.payload_size import (
+    CODEC_SHAPES,
+    FULL_MEAN,
+    LOW_BIT_CODECS,
+    RESIDUAL_REACH,
+)
 from diloco.protocol.setting_rules import check_exchange, check_membership, check_rounds
 from diloco.protocol.setting_spec import (
     SettingsError,
@@ -127,7 +132,7 @@ class GroupSettings:
         "Payload codec",
         "Encoding of pseudo-gradients in the store; sums are always fp32.",
         "exchange",
-        choices=("fp32", "bf16", "int8", "e3m0", "topk"),
+        choices=tuple(CODEC_SHAPES),
     )
     topk: int = int_setting(
         64,
@@ -152,10 +157,10 @@ class GroupSettings:
         "full",
         "Mean codec",
         "Encoding of the mean that sharded and syncer rounds store. full: fp32, or bf16 with bf16 "
-        "payloads. int8, e3m0: 8 or 4 bits; the rounding error enters the next mean. Gathered "
+        "payloads. Another codec: fewer bits; the rounding error enters the next mean. Gathered "
         "rounds store none: the reduce plan gather needs full.",
         "exchange",
-        choices=("full", "int8", "e3m0"),
+        choices=(FULL_MEAN, *LOW_BIT_CODECS),
     )
     reduce_plan: str = choice_setting(
         "auto",
@@ -164,6 +169,15 @@ class GroupSettings:
         "all. syncer: a process in the bucket's region reduces everything. auto: the fastest.",
         "exchange",
         choices=("auto", "gather", "sharded", "syncer"),
+    )
+    frozen: str = choice_setting(
+        "equal",
+        "Frozen parameters",
+        "Parameters without gradients are never exchanged. equal: all replicas need the same, e.g. "
+        "the base model of LoRA adapters; each join compares digests. local: each replica has its "
+        "own values, e.g. of a teacher; each join compares names, shapes and dtypes only.",
+        "exchange",
+        choices=("equal", "local"),
     )
     outer_lr: float = float_setting(
         0.7,
@@ -536,7 +550,11 @@ class GroupSettings:
             raise SettingsError(name, REPLACED[name])
         known = {spec.name for spec in setting_fields()}
         for name in sorted(known - set(values)):
-            raise SettingsError(name, "expected a value in the group's settings, found none")
+            raise SettingsError(
+                name,
+                "expected a value in the group's settings, found none. If an earlier version made "
+                "the group, install that version, or start a new group with this one",
+            )
         for name in sorted(set(values) - known):
             raise SettingsError(name, "is not a group setting of this version")
         return cls(**values)

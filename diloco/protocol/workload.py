@@ -1,8 +1,9 @@
 """Describes the trained workload without torch, for the form, the planner and the replica.
 
 A workload document is the ``workload`` object of ``group.json``; its ``kind`` selects the class
-here. The built-in workload is the byte-level GPT; its sizes and parameter counts are here so that a
-page can show them without torch.
+here, and the module of that name in :mod:`diloco.workloads`, which has the model. The built-in
+workload is the byte-level GPT; its sizes and parameter counts are here so that a page can show them
+without torch.
 """
 
 from __future__ import annotations
@@ -48,11 +49,32 @@ GPT_SIZES: dict[str, GPTSize] = {
 }
 
 
+SHARDS = "shards"
+"""Data format: token shards, written by ``python -m diloco.tokenize``."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class _WorkloadDocument:
+class WorkloadDocument:
     """Base class of the workload documents; ``kind`` selects the class."""
 
     kind: ClassVar[str]
+    model_fields: ClassVar[tuple[str, ...]]
+    """Fields that define the model: a fork keeps them."""
+    is_language_model: ClassVar[bool] = False
+    """Whether texts and benchmark tasks can be evaluated: the tokenizer is known."""
+    extra: ClassVar[str] = ""
+    """The extra of this package that installs the libraries of the workload; '' if it needs
+    none."""
+
+    @property
+    def data_uri(self) -> str:
+        """The URI of the data, for checks before a launch; '' if it has none."""
+        return ""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the data is token shards."""
+        return getattr(self, "data_format", "") == SHARDS
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of the document."""
@@ -71,9 +93,6 @@ class _WorkloadDocument:
             raise SettingsError("workload", str(error)) from None
 
 
-SHARDS = "shards"
-"""Data format: token shards, written by ``python -m diloco.tokenize``."""
-
 TEXT_FORMATS = ("text", SHARDS)
 
 BY_REPLICA, BY_UNITS = "replica", "units"
@@ -83,7 +102,7 @@ through the bucket, so that each sample is seen exactly once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByteGPTWorkload(_WorkloadDocument):
+class ByteGPTWorkload(WorkloadDocument):
     """The built-in workload: a byte-level GPT on text.
 
     ``data`` is :data:`STDLIB` or an fsspec URI of a file, a folder or a glob; with ``data_format``
@@ -98,6 +117,8 @@ class ByteGPTWorkload(_WorkloadDocument):
     eval_bytes: int = 65_536
 
     kind: ClassVar[str] = "byte_gpt"
+    model_fields: ClassVar[tuple[str, ...]] = ("size",)
+    is_language_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size not in GPT_SIZES:
@@ -118,6 +139,10 @@ class ByteGPTWorkload(_WorkloadDocument):
     @property
     def shape(self) -> GPTSize:
         return GPT_SIZES[self.size]
+
+    @property
+    def data_uri(self) -> str:
+        return self.data
 
 
 def _check_shards(data: str, data_format: str, coverage: str) -> None:
@@ -143,7 +168,7 @@ DATA_FORMATS = ("auto", "text", "json", "parquet", "csv", "dataset", SHARDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceWorkload(_WorkloadDocument):
+class HuggingFaceWorkload(WorkloadDocument):
     """A causal language model of the Transformers library, on text.
 
     Set exactly one of ``model`` (a checkpoint's directory or a name on the Hub, with ``revision``)
@@ -174,6 +199,9 @@ class HuggingFaceWorkload(_WorkloadDocument):
     eval_tokens: int = 65_536
 
     kind: ClassVar[str] = "huggingface"
+    model_fields: ClassVar[tuple[str, ...]] = ("model", "revision", "config")
+    is_language_model: ClassVar[bool] = True
+    extra: ClassVar[str] = "transformers"
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -211,6 +239,11 @@ class HuggingFaceWorkload(_WorkloadDocument):
                 )
 
     @property
+    def data_uri(self) -> str:
+        """'' for the name of a data set on the Hub."""
+        return self.data if self.is_sharded or "://" in self.data else ""
+
+    @property
     def tokenizer_name(self) -> str:
         return self.tokenizer or self.model or BYTES
 
@@ -219,7 +252,7 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomWorkload(_WorkloadDocument):
+class CustomWorkload(WorkloadDocument):
     """A user's model, data and loss: a function that builds a workload
     (:mod:`diloco.workloads.custom` defines its arguments and its result).
 
@@ -234,6 +267,7 @@ class CustomWorkload(_WorkloadDocument):
     requirements: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "custom"
+    model_fields: ClassVar[tuple[str, ...]] = ("function",)
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, str) or not _FUNCTION.fullmatch(self.function):
@@ -263,9 +297,12 @@ class CustomWorkload(_WorkloadDocument):
         return {**super().to_dict(), "requirements": list(self.requirements)}
 
 
-WORKLOADS: dict[str, type[ByteGPTWorkload] | type[HuggingFaceWorkload] | type[CustomWorkload]] = {
-    ByteGPTWorkload.kind: ByteGPTWorkload,
-    HuggingFaceWorkload.kind: HuggingFaceWorkload,
-    CustomWorkload.kind: CustomWorkload,
+WORKLOADS: dict[str, type[WorkloadDocument]] = {
+    workload.kind: workload
+    for workload in (
+        ByteGPTWorkload,
+        HuggingFaceWorkload,
+        CustomWorkload,
+    )
 }
 """Workload classes by ``kind``."""

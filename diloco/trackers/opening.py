@@ -22,6 +22,7 @@ class TrackerKind:
     Attributes:
         server: label of the address or folder; '' if the kind has none.
         project: label of the project or experiment; '' if the kind has none.
+        default_server: the address that an empty one means; '' if an address is needed.
         secrets: names of the secrets that it uses; all are optional.
         is_slow: each batch starts a process.
     """
@@ -30,6 +31,7 @@ class TrackerKind:
     label: str
     server: str = ""
     project: str = ""
+    default_server: str = ""
     secrets: tuple[str, ...] = ()
     is_slow: bool = False
 
@@ -59,8 +61,10 @@ KINDS = {
         TrackerKind(
             name="wandb",
             label="Weights & Biases",
+            server="Server",
+            default_server="https://api.wandb.ai",
             project="Project",
-            secrets=("WANDB_API_KEY", "WANDB_BASE_URL"),
+            secrets=("WANDB_API_KEY",),
             is_slow=True,
         ),
         TrackerKind(
@@ -85,7 +89,8 @@ class Destination:
         kind = KINDS.get(self.kind)
         if kind is None:
             raise ValueError(f"expected a kind of {', '.join(KINDS)}, found {self.kind!r}")
-        for label, value in ((kind.server, self.server), (kind.project, self.project)):
+        server = self.server or kind.default_server
+        for label, value in ((kind.server, server), (kind.project, self.project)):
             if label and not value.strip():
                 raise ValueError(f"{label}: enter a value; {kind.label} needs it")
             if not label and value:
@@ -94,16 +99,26 @@ class Destination:
             raise ValueError(
                 f"{kind.server}: expected an absolute path, found {self.server[:80]!r}"
             )
-        parts = urlsplit(self.server)
-        if kind.name in ("mlflow", "trackio") and (
-            parts.scheme not in ("http", "https") or not parts.hostname
-        ):
+        parts = urlsplit(server)
+        if self.has_address and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError(
                 f"{kind.server}: expected an address such as https://tracker.example.com, found "
                 f"{self.server[:80]!r}"
             )
         if parts.username or parts.password or parts.query:
             raise ValueError(f"{kind.server}: expected an address without secrets")
+
+    @property
+    def has_address(self) -> bool:
+        """Whether secrets and rows are sent to a server."""
+        return bool(KINDS[self.kind].server) and self.kind != "tensorboard"
+
+    @property
+    def address(self) -> str:
+        """The server that secrets and rows are sent to; '' if there is none."""
+        if not self.has_address:
+            return ""
+        return (self.server.strip() or KINDS[self.kind].default_server).rstrip("/")
 
 
 def open_tracker(
@@ -130,5 +145,9 @@ def open_tracker(
             return TrackioTracker(server, project, secrets=secrets, open=open)
         case kind:
             return WandbTracker(
-                project, folder=folder, offline=kind == "wandb-offline", secrets=secrets
+                project,
+                folder=folder,
+                server=destination.address,
+                offline=kind == "wandb-offline",
+                secrets=secrets,
             )

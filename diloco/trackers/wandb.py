@@ -32,8 +32,9 @@ class WandbTracker:
     Args:
         project: name of the project; ``entity/project`` for a team.
         folder: where the library keeps its files, and in offline mode the runs to upload.
+        server: address of the service, by default that of the library.
         offline: write files only.
-        secrets: ``WANDB_API_KEY``, and ``WANDB_BASE_URL`` for a server of one's own.
+        secrets: ``WANDB_API_KEY``.
         python: the interpreter that has the library.
     """
 
@@ -42,6 +43,7 @@ class WandbTracker:
         project: str,
         *,
         folder: Path,
+        server: str = "",
         offline: bool = False,
         secrets: Mapping[str, str] | None = None,
         python: str = sys.executable,
@@ -49,6 +51,7 @@ class WandbTracker:
         self._python = python
         self._entity, _, self._project = project.rpartition("/")
         self._folder = folder
+        self._server = server
         self._offline = offline
         self._secrets = dict(secrets or {})
 
@@ -111,6 +114,8 @@ class WandbTracker:
 
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        if self._server:
+            own["WANDB_BASE_URL"] = self._server
         return own | self._secrets | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 
     def _hide(self, text: str) -> str:

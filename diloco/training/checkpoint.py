@@ -91,7 +91,7 @@ def save_checkpoint(
         outer=stored_outer,
         tokens_total=totals.tokens,
         wall_s=wall_s,
-        frozen=layout.frozen or None,
+        frozen=layout.frozen,
     )
     check()
     if replace:

@@ -23,9 +23,6 @@ from diloco.training.sample import Sampler
 Publish = Literal["model", "exchanged"]
 """model: the final weights are the whole state dict. exchanged: they are what replicas exchange, so
 that frozen parameters never leave the machine."""
-Frozen = Literal["equal", "local"]
-"""equal: the frozen parameters of all replicas must be equal when they join. local: each has its
-own, e.g. a teacher that follows the trained parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,6 @@ class JoinOptions:
     heartbeat_interval_s: float | None = None
     telemetry_interval_s: float = TELEMETRY_INTERVAL_S
     buffers: Buffers | None = None
-    frozen: Frozen = "equal"
     publish: Publish = "model"
     stateful: Mapping[str, Stateful] | None = None
     on_round: OnRound | None = None
@@ -52,12 +48,10 @@ class JoinOptions:
     clock: Clock | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("frozen", Frozen), ("publish", Publish)):
-            expected, found = get_args(choices), getattr(self, name)
-            if found not in expected:
-                raise ValueError(
-                    f"{name}: expected {expected[0]!r} or {expected[1]!r}, found {found!r}"
-                )
+        if self.publish not in (choices := get_args(Publish)):
+            raise ValueError(
+                f"publish: expected {choices[0]!r} or {choices[1]!r}, found {self.publish!r}"
+            )
 
 
 def layout_options(settings: GroupSettings, options: JoinOptions) -> dict[str, Any]:
@@ -67,5 +61,5 @@ def layout_options(settings: GroupSettings, options: JoinOptions) -> dict[str, A
         "fragments": settings.num_fragments,
         "pattern": settings.fragment_pattern,
         "buffers": options.buffers == "average",
-        "compare_frozen": options.frozen == "equal",
+        "compare_frozen": settings.frozen == "equal",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -10,42 +11,66 @@ from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
 from diloco.protocol.records import CheckpointManifest, FrozenEntry
 
+log = logging.getLogger(__name__)
+Entries = tuple[FrozenEntry, ...]
+
 
 def check_model(manifest: CheckpointManifest, layout: Layout) -> None:
     """Raise :class:`ModelMismatch` for other trained tensors or other frozen parameters than those
-    of the writer."""
+    of the writer.
+
+    Afterwards ``layout`` has the manifest's digests of values that are not in memory here, so that
+    the next checkpoint of this replica records them, too.
+    """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_other_model(manifest, layout))
-    expected = manifest.frozen
-    if expected is None or not layout.compares_frozen:
-        return  # a group without frozen parameters, or of an earlier version, has recorded none
-    if not _equal(expected, layout.frozen):
-        raise ModelMismatch(_other_base(manifest, expected, layout))
+    if manifest.frozen is None:
+        if layout.frozen:
+            log.warning(
+                "the checkpoint of round %d, of an earlier version, does not describe frozen "
+                "parameters: those of this replica are not compared",
+                manifest.round,
+            )
+        return
+    expected = _with_digests_of(layout.frozen, manifest.frozen)
+    found = _with_digests_of(manifest.frozen, layout.frozen)
+    if expected != found:
+        raise ModelMismatch(_other_base(manifest, expected, found, layout.compares_frozen))
+    if layout.compares_frozen:
+        layout.frozen = tuple(
+            own if own.digest else known
+            for own, known in zip(layout.frozen, manifest.frozen, strict=True)
+        )
 
 
-def _equal(expected: tuple[FrozenEntry, ...], found: tuple[FrozenEntry, ...]) -> bool:
-    """Compare frozen parameters; of those whose values were not in memory name and shape only."""
-    return all(
-        one is not None
-        and other is not None
-        and (one == other or (not (one.digest and other.digest) and _unread(one) == _unread(other)))
-        for one, other in zip_longest(expected, found)
+def _with_digests_of(others: Entries, entries: Entries) -> Entries:
+    """Return ``entries`` without the digests that their counterparts in ``others`` do not have."""
+    return tuple(
+        entry if other is None or other.digest else replace(entry, digest="")
+        for entry, other in zip_longest(entries, others)
+        if entry is not None
     )
 
 
-def _unread(entry: FrozenEntry) -> FrozenEntry:
-    return replace(entry, digest="")
-
-
 def _other_base(
-    manifest: CheckpointManifest, expected: tuple[FrozenEntry, ...], layout: Layout
+    manifest: CheckpointManifest, expected: Entries, found: Entries, compares_values: bool
 ) -> str:
-    difference = first_difference(described((), expected), described((), layout.frozen))
+    difference = first_difference(described((), expected), described((), found))
+    writer = f"replica {manifest.writer.replica}"
+    if compares_values:
+        remedy = (
+            f"Load the base model of the group, in the same revision and precision as {writer}. If "
+            "they differ on purpose, e.g. those of a teacher, create another group with the "
+            "setting frozen='local'"
+        )
+    else:
+        remedy = (
+            "Their values can differ in this group, but not their names, shapes and dtypes. Build "
+            f"the model of {writer}, or keep the part that differs outside of the model"
+        )
     return (
         f"expected the frozen parameters of the group's model, found others: {difference}. "
-        "Replicas do not exchange them. Load the base model of the group, in the same revision and "
-        f"precision as replica {manifest.writer.replica}. If they differ on purpose, e.g. those of "
-        "a teacher, enter frozen='local' in join on all replicas"
+        f"Replicas do not exchange them. {remedy}"
     )
 
 

@@ -1,31 +1,21 @@
-"""Workloads: model, data and loss of a run. :func:`load_workload` maps each ``kind`` to a class."""
+"""Workloads: model, data and loss of a run.
+
+Each kind of :data:`~diloco.protocol.workload.WORKLOADS` has a module of its name here with a
+function ``load_training(document, settings, *, replica, device)``, which returns a
+:class:`Workload`. It is imported only for a run of that kind.
+"""
 
 from __future__ import annotations
+
+import importlib
 
 import torch
 
 from diloco.errors import install_extra
 from diloco.protocol.group_document import GroupDocument
-from diloco.protocol.settings import GroupSettings, SettingsError
-from diloco.protocol.workload import (
-    BYTES,
-    SHARDS,
-    VOCABULARY,
-    WORKLOADS,
-    ByteGPTWorkload,
-    CustomWorkload,
-    HuggingFaceWorkload,
-)
+from diloco.protocol.settings import SettingsError
+from diloco.protocol.workload import WORKLOADS
 from diloco.workloads.base import HeldOutLoss, Workload
-from diloco.workloads.byte_gpt import ByteGPTTraining
-from diloco.workloads.custom import load_custom
-from diloco.workloads.sharded import (
-    RandomWindows,
-    Tokens,
-    TrainingData,
-    load_shards,
-)
-from diloco.workloads.text import load_corpus
 
 __all__ = ["HeldOutLoss", "Workload", "load_workload"]
 
@@ -42,52 +32,23 @@ def load_workload(document: GroupDocument, *, replica: int, device: torch.device
             f"expected a replica number from 0 to {settings.max_replicas - 1}, one for each data "
             f"shard, found {replica}"
         )
-    device = torch.device(device)
     kind = document.workload.get("kind")
-    if kind == ByteGPTWorkload.kind:
-        workload = ByteGPTWorkload.from_dict(document.workload)
-        train, held_out = _load_bytes(workload, settings, replica)
-        return ByteGPTTraining(workload, settings, train, held_out, device=device)
-    if kind == HuggingFaceWorkload.kind:
-        described = HuggingFaceWorkload.from_dict(document.workload)
-        try:
-            from diloco.workloads.huggingface import load_training
-        except ModuleNotFoundError as error:
-            raise SettingsError(
-                "workload",
-                f"expected {error.name} for kind {kind!r}, found none; "
-                f"{install_extra('transformers')}",
-            ) from None
-        return load_training(described, settings, replica=replica, device=device)
-    if kind == CustomWorkload.kind:
-        own = CustomWorkload.from_dict(document.workload)
-        return load_custom(own, settings, replica=replica, device=device)
-    expected = " or ".join(map(repr, WORKLOADS))
-    raise SettingsError("workload", f"expected kind {expected}, found {kind!r}")
-
-
-def _load_bytes(
-    workload: ByteGPTWorkload, settings: GroupSettings, replica: int
-) -> tuple[TrainingData, Tokens]:
-    """Return the training data and the held-out windows of one replica of the byte-level GPT."""
-    context, tokens = workload.shape.context, workload.eval_bytes
-    if workload.data_format == SHARDS:
-        return load_shards(
-            workload.data,
-            settings,
-            replica=replica,
-            context=context,
-            eval_tokens=tokens,
-            vocabulary=VOCABULARY,
-            digest=BYTES,
-            coverage=workload.data_coverage,
-        )
-    corpus = load_corpus(
-        workload.data,
-        shard=replica,
-        shards=settings.max_replicas,
-        context=context,
-        eval_bytes=tokens,
+    described = WORKLOADS.get(kind) if isinstance(kind, str) else None
+    if described is None:
+        expected = " or ".join(map(repr, WORKLOADS))
+        raise SettingsError("workload", f"expected kind {expected}, found {kind!r}")
+    workload = described.from_dict(document.workload)
+    try:
+        module = importlib.import_module(f"{__name__}.{kind}")
+    except ModuleNotFoundError as error:
+        if not described.extra:
+            raise
+        raise SettingsError(
+            "workload",
+            f"expected {error.name} for kind {kind!r}, found none; "
+            f"{install_extra(described.extra)}",
+        ) from None
+    training: Workload = module.load_training(
+        workload, settings, replica=replica, device=torch.device(device)
     )
-    train = RandomWindows(corpus.train, settings, replica=replica, context=context)
-    return train, corpus.held_out
+    return training

@@ -11,7 +11,6 @@ It has no dropout (the data is seen once), no key-value cache (samples are short
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings
-from diloco.protocol.workload import VOCABULARY, ByteGPTWorkload, GPTSize
-from diloco.workloads.base import (
-    HeldOutLoss,
-    Optimizers,
-    first_words,
-    inner_optimizers,
-    warmup_cosine,
+from diloco.protocol.workload import BYTES, VOCABULARY, ByteGPTWorkload, GPTSize
+from diloco.workloads.base import HeldOutLoss
+from diloco.workloads.sharded import (
+    RandomWindows,
+    Tokens,
+    TrainingData,
+    load_shards,
 )
-from diloco.workloads.sharded import Tokens, TrainingData, UnitSamples
+from diloco.workloads.text import load_corpus
+from diloco.workloads.text_training import TextTraining
 
 _ROTARY_BASE = 10_000.0
 _EVALUATED_TOGETHER = 32
@@ -123,7 +122,43 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(pairs * rotation).flatten(-2).type_as(x)
 
 
-class ByteGPTTraining:
+def load_training(
+    workload: ByteGPTWorkload, settings: GroupSettings, *, replica: int, device: torch.device
+) -> ByteGPTTraining:
+    """Load the workload of one replica. Raises :class:`SettingsError` if the data cannot be
+    loaded."""
+    train, held_out = _load_data(workload, settings, replica)
+    return ByteGPTTraining(workload, settings, train, held_out, device=device)
+
+
+def _load_data(
+    workload: ByteGPTWorkload, settings: GroupSettings, replica: int
+) -> tuple[TrainingData, Tokens]:
+    """Return the training data and the held-out windows of one replica."""
+    context, tokens = workload.shape.context, workload.eval_bytes
+    if workload.is_sharded:
+        return load_shards(
+            workload.data,
+            settings,
+            replica=replica,
+            context=context,
+            eval_tokens=tokens,
+            vocabulary=VOCABULARY,
+            digest=BYTES,
+            coverage=workload.data_coverage,
+        )
+    corpus = load_corpus(
+        workload.data,
+        shard=replica,
+        shards=settings.max_replicas,
+        context=context,
+        eval_bytes=tokens,
+    )
+    train = RandomWindows(corpus.train, settings, replica=replica, context=context)
+    return train, corpus.held_out
+
+
+class ByteGPTTraining(TextTraining):
     """:class:`~diloco.workloads.base.Workload` of one replica: a :class:`ByteGPT` on text.
 
     A batch is (batch_size, context + 1) int64 on ``device``; targets are the inputs shifted by one.
@@ -138,10 +173,8 @@ class ByteGPTTraining:
         *,
         device: torch.device,
     ) -> None:
+        super().__init__(settings, train, data=workload.data, device=device)
         self._workload = workload
-        self._settings = settings
-        self._device = device
-        self._train = train
         self._held_out = torch.from_numpy(held_out)
 
     def build_model(self) -> ByteGPT:
@@ -150,25 +183,9 @@ class ByteGPTTraining:
         model.initialise(self._settings.seed)
         return model.to(self._device)
 
-    def inner_optimizer(self, model: nn.Module) -> Optimizers:
-        return inner_optimizers(model, self._settings)
-
-    def attach(self, group: UnitGroup) -> None:
-        if isinstance(self._train, UnitSamples):
-            self._train.attach(group)
-
-    def lr_at(self, step: int) -> float:
-        return warmup_cosine(step, self._settings)
-
     def train_batch(self, step: int) -> Tensor:
         """Return samples of the replica's part of the data."""
         return self._to_device(torch.from_numpy(self._train.batch(step)))
-
-    def _to_device(self, windows: Tensor) -> Tensor:
-        """Move uint8 windows to the device as int64; copies bytes, asynchronously on CUDA."""
-        if self._device.type == "cuda":
-            windows = windows.pin_memory().to(self._device, non_blocking=True)
-        return windows.to(self._device, torch.int64)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         with self._autocast():
@@ -197,10 +214,6 @@ class ByteGPTTraining:
         stream = sample_bytes(model, prompt, n, temperature=temperature, seed=seed)
         return bytes(stream)
 
-    @property
-    def sample_prompt(self) -> str:
-        return first_words(self._workload.data)
-
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
@@ -210,11 +223,6 @@ class ByteGPTTraining:
         for byte in sample_bytes(model, prompt, n, temperature=temperature, seed=seed):
             text += bytes([byte])
             yield text
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return contextlib.nullcontext()
 
 
 def model_config(workload: ByteGPTWorkload) -> dict[str, Any]:

@@ -53,7 +53,7 @@ METHODS = (
 )
 
 
-def load_custom(
+def load_training(
     workload: CustomWorkload, settings: GroupSettings, *, replica: int, device: torch.device
 ) -> CustomTraining:
     """Call the function of the workload. Raises :class:`SettingsError` if it does not exist, does

@@ -5,56 +5,20 @@ Each change is an event of the run.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from diloco.protocol.evaluation import EvaluationSpec
-from diloco.protocol.settings import SettingsError
-from diloco.protocol.workload import CustomWorkload
 from runs.bulk import update_row
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.local_access import refused_local
-from runs.models import Credential, Evaluation, EvaluationAttempt, EvaluationPlan, Run
-from runs.submit.create import check_pool
-from runs.submit.data_check import refuse_data
-from runs.submit.run_draft import PoolDraft
+from runs.models import Evaluation, EvaluationAttempt, EvaluationPlan, Run
+from runs.submit.evaluation_plans import MOST_PLANS, check_plan, new_plan, put
+from runs.submit.run_draft import PlanDraft, spec_values
 from runs.task_queue import enqueue
 from runs.transitions import record_event
 
-MOST_PLANS = 8
-LONGEST_S = 7 * 86_400
-MOST_ATTEMPTS = 10
-MOST_EVERY = 10_000
-NAME_CHARS = 24
-_NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{NAME_CHARS - 1}}}")
 State = Evaluation.State
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanDraft:
-    """Columns of a plan as a user enters them; ``credential`` is an id of that backend."""
-
-    name: str
-    spec: EvaluationSpec = field(default_factory=EvaluationSpec)
-    every: int = 1
-    backend: str = "local"
-    hardware: str = "cpu"
-    credential: int | None = None
-    timeout_s: int = 3600
-    max_attempts: int = 3
-
-
-def spec_of(**values: object) -> EvaluationSpec:
-    """The specification. Raises :class:`InvalidRun` for the field that is wrong."""
-    try:
-        return EvaluationSpec(**values)  # type: ignore[arg-type]
-    except SettingsError as error:
-        raise InvalidRun(error.field, error.message) from error
 
 
 def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
@@ -63,23 +27,18 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
     Results of one plan are comparable, so a plan that has evaluations keeps its data and tasks.
     Raises :class:`InvalidRun` with the fields that are wrong.
     """
-    _check(run, draft, actor)
-    spec = asdict(draft.spec) | {"tasks": list(draft.spec.tasks)}
-    columns = {
-        name: getattr(draft, name)
-        for name in ("every", "backend", "hardware", "timeout_s", "max_attempts")
-    }
-    columns |= {"credential_id": draft.credential, "created_by": actor, "considered": 0}
+    check_plan(draft, run.workload)
+    if problem := refused_local(actor, draft.backend, run.workload):
+        raise InvalidRun("backend", problem)
     with transaction.atomic():
         Run.objects.select_for_update().get(pk=run.pk)
         plan = EvaluationPlan.objects.filter(run=run, name=draft.name).first()
         if plan is None:
             if run.evaluation_plans.filter(enabled=True).count() >= MOST_PLANS:
                 raise InvalidRun("name", f"a run can have {MOST_PLANS} evaluations; remove one")
-            plan = EvaluationPlan(run=run, name=draft.name, created_at=timezone.now())
-            done = "added"
+            plan, done = new_plan(run, draft, actor=actor, now=timezone.now()), "added"
         else:
-            if plan.spec != spec and plan.evaluations.exists():
+            if plan.spec != spec_values(draft.spec) and plan.evaluations.exists():
                 raise InvalidRun(
                     "name",
                     f"enter another name: {plan.name} has results of other data or tasks",
@@ -90,46 +49,11 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
                     "backend", f"cancel the evaluation of {plan} that runs on {plan.backend} first"
                 )
             done = "changed" if plan.enabled else "added"
-        plan.spec, plan.enabled = spec, True
-        for name, value in columns.items():
-            setattr(plan, name, value)
+            put(draft, plan, actor=actor)
         plan.save()
         record_event(run, "evaluation", f"{plan} {done}", actor=actor)
         enqueue("evaluations_due")
     return plan
-
-
-def _check(run: Run, draft: PlanDraft, actor: User) -> None:
-    if not _NAME.fullmatch(draft.name):
-        raise InvalidRun(
-            "name",
-            f"enter up to {NAME_CHARS} lower-case letters, digits and hyphens, found "
-            f"{draft.name[:60]!r}",
-        )
-    for name, value, least, most in (
-        ("every", draft.every, 0, MOST_EVERY),
-        ("timeout_s", draft.timeout_s, 60, LONGEST_S),
-        ("max_attempts", draft.max_attempts, 1, MOST_ATTEMPTS),
-    ):
-        if not least <= value <= most:
-            raise InvalidRun(name, f"enter {least:,} to {most:,}, found {value:,}")
-    try:
-        check_pool(
-            PoolDraft(backend=draft.backend, hardware=draft.hardware, credential=draft.credential)
-        )
-    except InvalidRun as error:
-        raise InvalidRun(error.field.rpartition(".")[2], error.message) from None
-    if problem := refused_local(actor, draft.backend, run.workload):
-        raise InvalidRun("backend", problem)
-    if draft.spec.data and (problem := refuse_data(draft.spec.data)):
-        raise InvalidRun("data", problem)
-    is_custom = run.workload.get("kind") == CustomWorkload.kind
-    if is_custom and (draft.spec.data or draft.spec.tasks):
-        raise InvalidRun(
-            "data" if draft.spec.data else "tasks",
-            "leave data and tasks empty: a custom workload is evaluated on its own data, because "
-            "its tokenizer is not known",
-        )
 
 
 def remove_plan(run: Run, name: str, *, actor: User) -> bool:
@@ -168,7 +92,7 @@ def evaluate(run: Run, name: str, *, actor: User, round: int | None = None) -> b
         raise ActionRefused(f"expected a round with a checkpoint, found {number}")
     now = timezone.now()
     again = {"state": State.QUEUED, "created_at": now, "next_at": now, "ended_at": None}
-    again |= {"failures": 0, "message": ""}
+    again |= {"failures": 0, "message": "", "retrying_since": None}
     ended = plan.evaluations.filter(
         round=number, state__in=(State.FAILED, State.CANCELLED, State.SKIPPED)
     )
@@ -212,18 +136,6 @@ def cancel_all(run: Run) -> bool:
     active = Evaluation.objects.filter(run=run, state__in=Evaluation.ACTIVE)
     active.exclude(state=State.CANCELLING).update(state=State.CANCELLING, next_at=timezone.now())
     return active.exists()
-
-
-def credential_id(backend: str, name: str) -> int | None:
-    """The id of a credential by its name, None for ''. Raises :class:`InvalidRun`."""
-    if not name:
-        return None
-    found: Iterable[int] = Credential.objects.filter(kind=backend, name=name).values_list(
-        "pk", flat=True
-    )
-    for pk in found:
-        return pk
-    raise InvalidRun("credential", f"expected a credential for {backend}, found {name[:80]!r}")
 
 
 def _plan(run: Run, name: str) -> EvaluationPlan:

@@ -27,13 +27,8 @@ from runs.states import (
     ReplicaState,
     RunState,
 )
-from runs.submit.create import (
-    POOL_LIMIT,
-    add_replicas,
-    check_pool,
-    pool_price,
-    store_pool,
-)
+from runs.submit.create import add_replicas, store_pool
+from runs.submit.pool_check import POOL_LIMIT, check_pool, pool_price
 from runs.submit.run_draft import PoolDraft
 from runs.task_queue import enqueue
 from runs.transitions import record_event, transition, transition_replica

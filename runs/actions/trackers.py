@@ -17,6 +17,7 @@ from runs.credentials.vault import seal, unseal
 from runs.exceptions import ActionRefused
 from runs.models import ExperimentTracker, Run, RunMirror
 from runs.task_queue import enqueue
+from runs.trackers.mirror import destination_of
 from runs.transitions import record_event
 
 NAME_LENGTH = 80
@@ -33,7 +34,8 @@ def save_tracker(
 ) -> ExperimentTracker:
     """Create a tracker, or change ``tracker``.
 
-    An empty secret keeps the stored one. Raises ``ValueError`` with what to enter.
+    An empty secret keeps the stored one, unless the address changes: no stored secret is sent to
+    another address. Raises ``ValueError`` with what to enter.
     """
     name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH:
@@ -41,15 +43,14 @@ def save_tracker(
     kind = KINDS[destination.kind]
     if unknown := sorted(set(secrets) - set(kind.secrets)):
         raise ValueError(f"{kind.label} uses no {unknown[0]}")
-    if destination.server and kind.name != "tensorboard":
-        outbound.check_url(destination.server)
+    if destination.has_address:
+        outbound.check_url(destination.address)
     row = tracker or ExperimentTracker(created_by=actor, created_at=timezone.now())
     others = ExperimentTracker.objects.exclude(pk=row.pk or 0)
     if others.filter(name=name).exists():
         raise ValueError(f"Name: enter another one; a tracker is already named {name}")
-    stored = unseal(row.sealed, name=f"tracker {name}") if row.sealed else {}
-    kept = {key: stored[key] for key in kind.secrets if key in stored}
-    values = kept | {key: value.strip() for key, value in secrets.items() if value.strip()}
+    entered = {key: value.strip() for key, value in secrets.items() if value.strip()}
+    values = _kept_secrets(row, destination, has_new=bool(entered)) | entered
     before = (row.kind, row.server, row.project)
     row.name, row.enabled, row.kind = name, enabled, destination.kind
     row.server, row.project = destination.server.strip(), destination.project.strip()
@@ -65,6 +66,25 @@ def save_tracker(
             detail=f"{kind.label} {row.server} {row.project}".strip(),
         )
     return row
+
+
+def _kept_secrets(
+    row: ExperimentTracker, destination: Destination, *, has_new: bool
+) -> dict[str, str]:
+    """The stored secrets that the tracker keeps. Raises ``ValueError`` if its address changes and
+    no secret was entered for it."""
+    if not row.sealed:
+        return {}
+    stored = unseal(row.sealed, name=f"tracker {row.name}")
+    if destination_of(row).address != destination.address:
+        if not has_new:
+            raise ValueError(
+                f"{KINDS[destination.kind].server}: the address has changed, so enter "
+                f"{' and '.join(sorted(stored))} again, or add a tracker for the new address. A "
+                "stored secret is never sent to another address"
+            )
+        return {}
+    return {key: stored[key] for key in KINDS[destination.kind].secrets if key in stored}
 
 
 def _restart_mirrors(tracker: ExperimentTracker) -> None:

@@ -3,7 +3,7 @@
 List prices change while a run waits or trains, so the price is checked before every launch. A pool
 whose price exceeds its limit is *held*: nothing is launched, the pool and one Event give the
 reason, and every tick checks again. A pool with a limit and an unknown price is held as well;
-:func:`runs.submit.create.check_pool` refuses it on submission.
+:func:`runs.submit.pool_check.check_pool` refuses it on submission.
 
 A price that a user entered is fixed. Any other comes from the catalogue
 (:mod:`executors.catalogue`), whose file can be edited while the server runs. A price change ends no

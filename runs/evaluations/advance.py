@@ -69,7 +69,7 @@ def advance(evaluation_id: int) -> None:
         _retry_later(row, error, now)
     else:
         Evaluation.objects.filter(pk=row.pk, state__in=Evaluation.ACTIVE).update(
-            next_at=now + again
+            next_at=now + again, retrying_since=None
         )
 
 
@@ -193,20 +193,19 @@ def _cancel(row: Evaluation, attempt: EvaluationAttempt | None, now: datetime) -
 
 
 def _retry_later(row: Evaluation, error: Exception, now: datetime) -> None:
-    """Wait for a backend or a bucket that is unavailable."""
-    since, limit = row.created_at if row.state == State.QUEUED else None, GIVE_UP
-    attempt = row.attempts.filter(ended_at=None).last()
-    if attempt is not None:
-        since = attempt.created_at
-        if attempt.launched_at is not None:
-            limit += timedelta(seconds=row.plan.timeout_s)
-    if since is not None and has_passed(since, limit, now):
+    """Wait for a backend or a bucket that is unavailable, but not for ever. The time in which the
+    evaluation waited for its turn does not count."""
+    since, limit = row.retrying_since or now, GIVE_UP
+    if row.attempts.filter(ended_at=None, launched_at__isnull=False).exists():
+        limit += timedelta(seconds=row.plan.timeout_s)
+    if has_passed(since, limit, now):
         _fail(row, str(error))
         return
     message = clean_text(str(error), 500)
     wait = FIRST_RETRY if row.message != message else LATER_RETRY
     logger.warning("evaluation %s: %s", row.pk, message)
-    update_row(row, Q(state__in=Evaluation.ACTIVE), message=message, next_at=now + wait)
+    active = Q(state__in=Evaluation.ACTIVE)
+    update_row(row, active, message=message, next_at=now + wait, retrying_since=since)
 
 
 def _fail(row: Evaluation, reason: str) -> None:

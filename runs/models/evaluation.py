@@ -56,6 +56,7 @@ class Evaluation(models.Model):
     Attributes:
         metrics: name -> ``[value, standard error or null]``; null before it has succeeded.
         next_at: when the next step of an active evaluation is due.
+        retrying_since: since when each step fails because a backend or bucket is unavailable.
     """
 
     class State(models.TextChoices):
@@ -85,6 +86,7 @@ class Evaluation(models.Model):
     device = models.CharField(max_length=80, blank=True)
     created_at = models.DateTimeField()
     next_at = models.DateTimeField()
+    retrying_since = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -9,13 +9,13 @@ from typing import Any
 
 from django.db.models import Exists, F, OuterRef, QuerySet
 
-from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import WORKLOADS
 from runs.json_values import iso
 from runs.models import Checkpoint, Event, IngestState, ReplicaAttempt, Run
 
 WRITE_FAILED = "could not be written"
 """Part of the message of each event about a failed write; pages show the newest such event."""
-LANGUAGE_MODELS = (ByteGPTWorkload.kind, HuggingFaceWorkload.kind)
+LANGUAGE_MODELS = tuple(kind for kind, each in WORKLOADS.items() if each.is_language_model)
 
 
 def bucket_trouble(run: Run) -> dict[str, Any]:

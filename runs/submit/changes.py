@@ -16,6 +16,7 @@ _LABELS = {
     "store_credential": "Bucket credential",
     "notify": "Webhooks for alerts",
     "trackers": "Experiment trackers",
+    "evaluations": "Evaluations",
 }
 _SKIPPED = frozenset({"name", "rendezvous", "fork"})
 """Fields that every clone has to change."""

@@ -15,24 +15,18 @@ from django.conf import settings as site
 
 from diloco.protocol.fork import ForkError, fork_checkpoint
 from diloco.protocol.settings import GroupSettings
-from diloco.protocol.workload import WORKLOADS
+from diloco.protocol.workload import WORKLOADS, WorkloadDocument
 from diloco.store.base import Store
 from diloco.store.location import canonical
 from runs.exceptions import InvalidRun, LaunchFailed
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, ReplicaPool, Run
 from runs.submit import names
-from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft, Workload
+from runs.submit.evaluation_plans import draft_of
+from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
 
 KEPT = 2
 """Newest checkpoints of a run whose weights are kept."""
-
-_MODEL = {
-    "byte_gpt": ("size",),
-    "huggingface": ("model", "revision", "config"),
-    "custom": ("function",),
-}
-"""Fields of a workload that define its model, by kind."""
 
 
 def clone_of(run: Run) -> RunDraft:
@@ -56,6 +50,7 @@ def clone_of(run: Run) -> RunDraft:
         archive=bytes(run.archive.data) if run.archive else b"",
         notify=None if run.notify is None else tuple(run.notify),
         trackers=tuple(run.mirrors.values_list("tracker_id", flat=True)),
+        evaluations=tuple(map(draft_of, run.evaluation_plans.filter(enabled=True))),
     )
 
 
@@ -89,6 +84,12 @@ def check_fork(fork: Fork, draft: RunDraft) -> None:
         )
     check_model(run, draft.workload)
     source = run.settings
+    if (source.frozen, draft.settings.frozen) == ("local", "equal"):
+        raise InvalidRun(
+            "frozen",
+            f"expected 'local' as in {run.name!r}, whose checkpoints have no digests of frozen "
+            "parameters to compare replicas with, found 'equal'",
+        )
     for name in ("num_fragments", "fragment_pattern") if fork.outer else ():
         expected, actual = getattr(source, name), getattr(draft.settings, name)
         if expected != actual:
@@ -99,12 +100,12 @@ def check_fork(fork: Fork, draft: RunDraft) -> None:
             )
 
 
-def check_model(run: Run, workload: Workload) -> None:
+def check_model(run: Run, workload: WorkloadDocument) -> None:
     """Raise :class:`InvalidRun` unless the workload has the model of ``run``."""
     kind, found = run.workload.get("kind"), workload.to_dict()
     if found["kind"] != kind:
         raise InvalidRun("workload", f"expected {kind!r} as in {run.name!r}, found {workload.kind}")
-    for name in _MODEL[workload.kind]:
+    for name in workload.model_fields:
         if found[name] != run.workload.get(name):
             raise InvalidRun(
                 name,

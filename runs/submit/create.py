@@ -13,33 +13,27 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from diloco.protocol.workload import SHARDS, ByteGPTWorkload, CustomWorkload
+from diloco.protocol.workload import CustomWorkload
 from diloco.store.location import canonical
-from executors.base import ExecutorError
-from executors.catalogue import Hardware
-from executors.registry import DESCRIPTIONS
 from runs.backends import budgets
-from runs.backends.executors import BACKENDS, catalogue
-from runs.backends.prices import list_price
 from runs.credentials import check_store
-from runs.credentials.restrictions import refused_image, refused_options
 from runs.exceptions import InvalidRun
 from runs.local_access import first_refused
 from runs.models import (
     Archive,
-    Credential,
     ExperimentTracker,
     Replica,
     ReplicaPool,
     Run,
     RunMirror,
     Sweep,
-    money,
 )
 from runs.states import RunState
 from runs.submit import prefixes
 from runs.submit.clone_and_fork import check_fork
 from runs.submit.data_check import refuse_data
+from runs.submit.evaluation_plans import check_plans, new_plan
+from runs.submit.pool_check import check_pool, credential_of, pool_price
 from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
 from runs.submit.uploads import (
     check_archive,
@@ -53,7 +47,6 @@ from runs.transitions import record_event
 
 NAME_LENGTH = 80
 SUBMIT_KEY_LENGTH = 64
-POOL_LIMIT = 1024
 
 
 WAITING = "waiting for a worker"
@@ -131,10 +124,12 @@ def create_run(
 
 
 def check_local(draft: RunDraft, user: User) -> None:
-    """Raise :class:`InvalidRun` for a pool on this server that ``user`` has no permission for."""
-    backends = [pool.backend for pool in draft.pools]
-    if refused := first_refused(user, backends, draft.workload.to_dict()):
-        raise InvalidRun(f"pools.{refused[0]}.backend", refused[1])
+    """Raise :class:`InvalidRun` for a pool or an evaluation on this server that ``user`` has no
+    permission for."""
+    workload = draft.workload.to_dict()
+    for name, parts in (("pools", draft.pools), ("evaluations", draft.evaluations)):
+        if refused := first_refused(user, [part.backend for part in parts], workload):
+            raise InvalidRun(f"{name}.{refused[0]}.backend", refused[1])
 
 
 def check_budgets(owner: User, tags: Sequence[str]) -> None:
@@ -201,9 +196,10 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
     if draft.fork is not None:
         check_fork(draft.fork, draft)
     _check_code(draft)
+    check_plans(draft.evaluations, draft.workload.to_dict())
     rendezvous = rendezvous_uri(draft.rendezvous, run_id)
     if draft.store_credential is not None:
-        store = _credential(draft.store_credential, "store", "store_credential")
+        store = credential_of(draft.store_credential, "store", "store_credential")
         if problem := check_store(store, rendezvous):
             raise InvalidRun("rendezvous", problem)
     prefixes.check_free(canonical(rendezvous, resolve=False), viewer=viewer)
@@ -221,9 +217,7 @@ def _check_data(draft: RunDraft) -> None:
     """A local replica reads data with the rights of the server's own process, so refuse data
     outside the allowed locations."""
     data = str(getattr(draft.workload, "data", ""))
-    is_sharded = getattr(draft.workload, "data_format", "") == SHARDS  # never a name on the Hub
-    is_address = is_sharded or isinstance(draft.workload, ByteGPTWorkload)
-    is_address = is_address or "://" in data or "::" in data
+    is_address = bool(draft.workload.data_uri) or "://" in data or "::" in data
     if (is_address or data.startswith(("/", ".", "~"))) and (problem := refuse_data(data)):
         raise InvalidRun("data", problem)
 
@@ -263,71 +257,6 @@ def _check_code(draft: RunDraft) -> None:
                 "workload.archive",
                 f"expected a zip with the module {module}, which is not installed here, found none",
             )
-
-
-def check_pool(pool: PoolDraft, index: int = 0) -> Hardware:
-    """Validate a pool and return its hardware. Raises :class:`InvalidRun` for
-    ``pools.<index>.<field>``."""
-
-    def refuse(field: str, message: str) -> InvalidRun:
-        return InvalidRun(f"pools.{index}.{field}", message)
-
-    if pool.backend not in BACKENDS:
-        raise refuse(
-            "backend", f"expected a backend of {', '.join(BACKENDS)}, found {pool.backend!r}"
-        )
-    if not 1 <= pool.count <= POOL_LIMIT:
-        raise refuse("count", f"expected 1 to {POOL_LIMIT} replicas in a pool, found {pool.count}")
-    hardware = catalogue().get(pool.backend, pool.hardware)
-    if hardware is None:
-        known = ", ".join(h.name for h in catalogue().of(pool.backend))
-        raise refuse(
-            "hardware",
-            f"expected one of {BACKENDS[pool.backend]}'s {known}, found {pool.hardware!r}",
-        )
-    if pool.price_usd_h is not None and not money.is_price(pool.price_usd_h):
-        raise refuse("price_usd_h", f"expected {money.EXPECTED_PRICE}, found {pool.price_usd_h}")
-    _check_price_limit(pool, refuse)
-    credential = None
-    if pool.credential is not None:
-        credential = _credential(pool.credential, pool.backend, f"pools.{index}.credential")
-    if problem := refused_options(pool.backend, credential, pool.options):
-        raise refuse("options", problem)
-    try:
-        DESCRIPTIONS[pool.backend].check_options(pool.options)
-    except (ValueError, ExecutorError) as error:
-        raise refuse("options", str(error)) from error
-    if problem := refused_image(pool.backend, credential, pool.image):
-        raise refuse("image", problem)
-    return hardware
-
-
-def _check_price_limit(pool: PoolDraft, refuse: Callable[[str, str], InvalidRun]) -> None:
-    limit, price = pool.max_price_usd_h, pool_price(pool)
-    if limit is None:
-        return
-    if not money.is_price(limit):
-        raise refuse("max_price_usd_h", f"expected {money.EXPECTED_PRICE}, found {limit}")
-    if price is None or price > limit:
-        actual = "none in the catalogue" if price is None else f"${price:g}"
-        raise refuse(
-            "max_price_usd_h",
-            f"expected {pool.hardware} for at most ${limit:g} an hour, found {actual}",
-        )
-
-
-def pool_price(pool: PoolDraft) -> float | None:
-    """USD per hour of one replica of the pool; None if unknown."""
-    if pool.price_usd_h is not None:
-        return pool.price_usd_h
-    return list_price(pool.backend, pool.hardware, spot=pool.spot)
-
-
-def _credential(pk: int, kind: str, field: str) -> Credential:
-    credential = Credential.objects.filter(pk=pk, kind=kind).first()
-    if credential is None:
-        raise InvalidRun(field, f"expected a credential for {kind}, found none of number {pk}")
-    return credential
 
 
 def _check_budget(draft: RunDraft) -> None:
@@ -381,6 +310,8 @@ def store_run(
         store_pool(run, pool_draft)
     for tracker in ExperimentTracker.objects.filter(pk__in=draft.trackers):
         RunMirror.objects.create(run=run, tracker=tracker, next_at=now, created_at=now)
+    for plan_draft in draft.evaluations:
+        new_plan(run, plan_draft, actor=owner, now=now).save()
     record_event(
         run,
         "run_state",

@@ -15,7 +15,7 @@ from typing import Any
 from diloco.planner.prediction import PlanRequest, predict, rounds_of
 from diloco.protocol.payload_size import ring_all_reduce
 from diloco.protocol.settings import GroupSettings
-from runs.submit.create import pool_price
+from runs.submit.pool_check import pool_price
 from runs.submit.run_draft import RunDraft
 
 RatesByHardware = Mapping[tuple[str, str], float]

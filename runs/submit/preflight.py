@@ -14,7 +14,7 @@ from functools import partial
 from django.contrib.auth.models import User
 
 from diloco.data.shard_index import ShardIndex
-from diloco.protocol.workload import SHARDS, ByteGPTWorkload, CustomWorkload
+from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload
 from executors.base import (
     AccountError,
     Capabilities,
@@ -32,9 +32,10 @@ from runs.exceptions import InvalidRun
 from runs.models import Credential, Run
 from runs.redaction import redact
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
-from runs.submit.create import CheckedDraft, check_pool, check_submission
+from runs.submit.create import CheckedDraft, check_submission
 from runs.submit.forecast import estimate_run
 from runs.submit.limit_check import limit_problems
+from runs.submit.pool_check import check_pool
 from runs.submit.run_draft import PoolDraft, RunDraft
 from runs.submit.shard_check import read_shards, shard_problem
 from runs.submit.throughput_history import rates_of_all
@@ -137,12 +138,7 @@ def check_runs(
 def _data_source(draft: RunDraft) -> tuple[str, bool] | None:
     """The URI of data that can be checked, and whether it is of token shards."""
     workload = draft.workload
-    if isinstance(workload, CustomWorkload):
-        return None
-    is_sharded = workload.data_format == SHARDS
-    if is_sharded or isinstance(workload, ByteGPTWorkload) or "://" in workload.data:
-        return workload.data, is_sharded
-    return None  # a data set of the Hub
+    return (workload.data_uri, workload.is_sharded) if workload.data_uri else None
 
 
 def _check_data(uri: str, is_sharded: bool, backends: Sequence[str]) -> CheckResult:
@@ -156,8 +152,9 @@ def _check_data(uri: str, is_sharded: bool, backends: Sequence[str]) -> CheckRes
 
 def _data_problems(draft: RunDraft, result: CheckResult) -> list[Problem]:
     problems = list(result.problems)
-    if result.index is not None and not isinstance(draft.workload, CustomWorkload):
-        problem = shard_problem(result.index, draft.workload, draft.settings)
+    workload = draft.workload
+    if result.index is not None and isinstance(workload, ByteGPTWorkload | HuggingFaceWorkload):
+        problem = shard_problem(result.index, workload, draft.settings)
         problems += _to_result("data", [problem] if problem else []).problems
     return problems
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import GroupSettings
-from diloco.protocol.workload import ByteGPTWorkload, CustomWorkload, HuggingFaceWorkload
+from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload, WorkloadDocument
 from executors.registry import DESCRIPTIONS
-
-Workload = ByteGPTWorkload | HuggingFaceWorkload | CustomWorkload
 
 LIMITS = ("time_limit_s", "start_timeout_s", "budget_usd", "max_restarts")
 """Fields of a draft that are columns of its run."""
@@ -57,6 +56,32 @@ class PoolDraft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanDraft:
+    """Measurement of a run's checkpoints: columns of :class:`~runs.models.EvaluationPlan` as a
+    user enters them. ``credential`` is an id of that backend."""
+
+    name: str
+    spec: EvaluationSpec = field(default_factory=EvaluationSpec)
+    every: int = 1
+    backend: str = "local"
+    hardware: str = "cpu"
+    credential: int | None = None
+    timeout_s: int = 3600
+    max_attempts: int = 3
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as in the document of a run, with the credential by id."""
+        body = asdict(self)
+        del body["spec"]
+        return body | spec_values(self.spec)
+
+
+def spec_values(spec: EvaluationSpec) -> dict[str, Any]:
+    """The specification as JSON values."""
+    return asdict(spec) | {"tasks": list(spec.tasks)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fork:
     """Start with the checkpoint of ``round`` of the run with id ``run``; with ``outer`` also with
     the state of its outer optimizer."""
@@ -76,12 +101,13 @@ class RunDraft:
     ``store``, None for the server's own environment. ``archive`` is a zip of user code, for
     workloads that name a function in it. ``fork`` None starts with new weights. ``notify`` are ids
     of the webhooks that receive its alerts; None means all webhooks, also future ones. ``trackers``
-    are ids of the experiment trackers that its metrics are mirrored to.
+    are ids of the experiment trackers that its metrics are mirrored to. ``evaluations`` are
+    measured of its checkpoints.
     """
 
     name: str
     settings: GroupSettings
-    workload: Workload
+    workload: WorkloadDocument
     pools: tuple[PoolDraft, ...]
     rendezvous: str = ""
     time_limit_s: int = 0
@@ -93,6 +119,7 @@ class RunDraft:
     fork: Fork | None = None
     notify: tuple[int, ...] | None = None
     trackers: tuple[int, ...] = ()
+    evaluations: tuple[PlanDraft, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document of the draft, with credentials, webhooks and trackers by id. It has no
@@ -103,6 +130,7 @@ class RunDraft:
             "settings": self.settings.to_dict(),
             "workload": self.workload.to_dict(),
             "pools": [asdict(pool) for pool in self.pools],
+            "evaluations": [plan.to_dict() for plan in self.evaluations],
             "fork": self.fork and asdict(self.fork) | {"run": str(self.fork.run)},
         }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from diloco.protocol.workload import WORKLOADS
 from runs.models import Replica
 
 LOOK_BACK = 1000
@@ -42,5 +43,6 @@ def rates_of_all(workloads: Iterable[Mapping[str, Any]]) -> list[dict[tuple[str,
 
 def _identity(workload: Mapping[str, Any]) -> tuple[Any, ...]:
     """The fields that decide how fast a workload is: the model, not its data."""
-    names = ("kind", "size", "model", "config", "context", "function")
-    return tuple(repr(workload.get(name)) for name in names)
+    described = WORKLOADS.get(str(workload.get("kind")))
+    names = described.model_fields if described else ()
+    return tuple(repr(workload.get(name)) for name in ("kind", "context", *names))

@@ -24,7 +24,7 @@ from executors.base import AccountError
 from runs.credentials.vault import unseal
 from runs.json_values import mapping
 from runs.models import Event, ExperimentTracker, Run, RunMirror
-from runs.outbound import open_url
+from runs.outbound import check_url, open_url
 from runs.states import RUN_ACTIVE, RunState
 from runs.task_queue import enqueue
 from runs.times import due
@@ -69,9 +69,17 @@ def resume_finished(run: Run) -> None:
 
 
 def open_stored(tracker: ExperimentTracker) -> Tracker:
-    """The client of a stored tracker. HTTP goes to public and allowed addresses only."""
+    """The client of a stored tracker. HTTP goes to public and allowed addresses only; a library
+    that opens its own connections has its address checked here. Raises :class:`TrackerError` for
+    another address."""
+    destination = destination_of(tracker)
+    if destination.kind == "wandb":
+        try:
+            check_url(destination.address)
+        except ValueError as error:
+            raise TrackerError(str(error)) from None
     secrets = unseal(tracker.sealed, name=f"tracker {tracker.name}") if tracker.sealed else {}
-    return open_tracker(destination_of(tracker), folder=folder(), secrets=secrets, open=open_url)
+    return open_tracker(destination, folder=folder(), secrets=secrets, open=open_url)
 
 
 def destination_of(tracker: ExperimentTracker) -> Destination:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ PASSWORD = "correct horse battery"
 PATIENCE_MS = int(os.environ.get("PATIENCE_MS", "240000"))
 """Timeout of expectations. Updates take at most a poll (5 s), but minutes on a busy machine."""
 OVERFLOW_MS = 20_000
+POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
@@ -240,13 +241,17 @@ class Window:
                 page.wait_for_timeout(150)  # let canvases paint before the picture is taken
                 self.shoot(page, f"{name}-{width}-{scheme}", full=full)
 
-    def close(self, *, shoot: bool = False) -> None:
+    def shoot_failed(self) -> None:
+        """Store pictures of all pages, for the reader of a failure."""
         name = re.sub(r"\W+", "-", self.name).strip("-")
-        self.screenshots = self.screenshots or shoot
+        self.screenshots = True
         for number, context in enumerate(self.contexts):
-            for page in context.pages if shoot else ():
+            for page in context.pages:
                 with contextlib.suppress(Exception):
                     self.shoot(page, f"failed-{name}-{number}", full=False)
+
+    def close(self) -> None:
+        for context in self.contexts:
             context.close()
 
 
@@ -262,7 +267,9 @@ def window(
         signed_in=sign_ins,
     )
     yield window
-    window.close(shoot=request.node.stash.get(FAILED, False))
+    if request.node.stash.get(FAILED, False):
+        window.shoot_failed()
+    window.close()
     assert window.errors == []
 
 
@@ -292,6 +299,22 @@ def beyond(page: Page, width: int) -> Any:
         .map((e) => e.tagName + "." + e.className).slice(0, 8)""",
         width,
     )
+
+
+def expect_address(page: Page, *parts: str) -> None:
+    """Wait until the address of the page contains each of ``parts``."""
+    for part in parts:
+        expect(page).to_have_url(re.compile(re.escape(part)))
+
+
+def eventually(page: Page, read: Callable[[], Any], accept: Callable[[Any], bool]) -> Any:
+    """Read until ``accept`` is true of the value, which is returned: for a value that no assertion
+    of `expect` can wait for."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while not accept(value := read()):
+        assert time.monotonic() < end, f"last read: {value!r}"
+        page.wait_for_timeout(POLL_MS)
+    return value
 
 
 def overflow(page: Page) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -37,7 +37,7 @@ def twenty(site: Site) -> str:
 def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:
     page = window.open(f"/compare?ids={twenty}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
-    assert page.locator("[data-legend] button").count() == 20
+    expect(page.locator("[data-legend] button")).to_have_count(20)
     window.shoot(page, "compare-twenty")
     page.goto("/compare")
     window.shoot(page, "compare-none")
@@ -51,13 +51,13 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.get_by_role("button", name="Cost").click()
     expect(page.get_by_text("Not shown: Local (unknown price)")).to_be_visible()
-    assert page.locator("[data-legend] button").count() == 2
+    expect(page.locator("[data-legend] button")).to_have_count(2)
     page.get_by_role("button", name="Training").click()
-    assert "x=money" in page.url and "series=loss" in page.url
+    expect_address(page, "x=money", "series=loss")
     window.shoot(page, "compare-money", full=False)
     page.get_by_role("link", name="Make Local the baseline").click()
     expect(page.get_by_text("Differences from the baseline, Local")).to_be_visible()
-    assert "x=money" in page.url
+    expect_address(page, "x=money")
     page.get_by_role("button", name="Wall time").click()
     page.get_by_role("button", name="Table", exact=True).click()
     expect(

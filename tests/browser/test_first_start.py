@@ -30,6 +30,8 @@ def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, val
         window.shoot(page, "no-runs")
         page.get_by_role("link", name="Local demo").click()
         expect(page.get_by_label("Name", exact=True)).to_have_value("Local demo")
+        # Without its style sheet the page also shows the bar of narrow screens.
+        page.wait_for_load_state()
         expect(page.get_by_role("button", name="Launch")).to_be_enabled()
         window.close()
         assert window.errors == []

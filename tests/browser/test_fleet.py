@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -57,13 +58,13 @@ def test_replicas_are_grouped_and_filtered_by_pool(window: Window, run: str) -> 
     expect(table.locator("tbody tr:not(.group)")).to_have_count(10)
     page.get_by_role("button", name="Modal H100").click()
     expect(table.locator("tbody tr")).to_have_count(3)
-    assert "pool=" in page.url
+    expect_address(page, "pool=")
     again = window.open(page.url.removeprefix(window.url))
     expect(again.locator('[data-replicas="long"] tbody tr')).to_have_count(3)
     expect(again.locator("[data-pool-filter]")).not_to_have_value("")
     again.locator("[data-pool-filter]").select_option("")
     expect(again.locator('[data-replicas="long"] tbody tr')).to_have_count(15)
-    assert "pool=" not in again.url
+    expect(again).not_to_have_url(re.compile("pool="))
 
 
 def test_deltas_update_costs_and_deadlines(window: Window, run: str, site: Site) -> None:
@@ -160,8 +161,8 @@ def test_users_without_permission_see_no_buttons(window: Window, run: str, user:
     page = fleet(window, run, user=user)
     expect(page.locator("table.pools")).to_contain_text("Modal H100")
     for name in ("Scale", "Stop replica 3", "Restart replica 3"):
-        assert page.get_by_role("button", name=name).count() == 0
-    assert page.get_by_role("link", name="Add a pool").count() == 0
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+    expect(page.get_by_role("link", name="Add a pool")).to_have_count(0)
 
 
 def test_replica_page_shows_attempts_and_live_state(window: Window, run: str, site: Site) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, eventually
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +27,9 @@ def live(window: Window, query: str = "", user: str = "vera") -> Page:
     return page
 
 
+WIDER = "(card) => card.querySelector('table').offsetWidth - card.clientWidth"
+
+
 def trouble_of(page: Page) -> Locator:
     return page.get_by_role("region", name="Capacity and quota")
 
@@ -37,8 +40,7 @@ def test_backends_stay_in_their_card(window: Window, filled: None) -> None:
     expect(card).to_contain_text("unknown")
     for width in (1600, 1280, 1080, 1079, 390):
         page.set_viewport_size({"width": width, "height": 900})
-        wide = "(card) => card.querySelector('table').offsetWidth - card.clientWidth"
-        assert card.evaluate(wide) <= 0, width
+        eventually(page, lambda: card.evaluate(WIDER), lambda pixels: pixels <= 0)
 
 
 def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) -> None:

@@ -7,27 +7,22 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import PATIENCE_MS, Site, Window
+from tests.browser.conftest import Site, Window, eventually
 
 pytestmark = pytest.mark.browser
 
 SCROLLER = '[data-heatmap="small"] .heat-scroll'
-AT_THE_END = """(element, [wider, patience]) => new Promise((resolve, reject) => {
-    const end = performance.now() + patience;
-    const look = () => {
-        const { scrollLeft, clientWidth, scrollWidth } = element;
-        if (scrollWidth > wider && scrollWidth - clientWidth - scrollLeft < 4) resolve(scrollWidth);
-        else if (performance.now() < end) setTimeout(look, 50);
-        else reject(new Error(`at ${scrollLeft} of ${scrollWidth}, ${clientWidth} wide`));
-    };
-    look();
-})"""
+EXTENT = "element => [element.scrollLeft, element.clientWidth, element.scrollWidth]"
 
 
 def at_the_end(heat: Locator, wider_than: int) -> int:
     """Wait until it is wider and shows its last columns; return its width."""
-    width: int = heat.evaluate(AT_THE_END, [wider_than, PATIENCE_MS])
-    return width
+
+    def accept(extent: list[int]) -> bool:
+        left, shown, width = extent
+        return width > wider_than and width - shown - left < 4
+
+    return int(eventually(heat.page, lambda: heat.evaluate(EXTENT), accept)[2])
 
 
 def older_rounds(page: Page, first: int) -> None:

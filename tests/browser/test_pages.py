@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import Window
 
@@ -15,10 +16,10 @@ def test_sign_in(window: Window) -> None:
     page.get_by_label("Username").fill("olga")
     page.get_by_label("Password").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
-    assert "correct username and password" in page.get_by_role("alert").inner_text()
+    expect(page.get_by_role("alert")).to_contain_text("correct username and password")
 
 
 def test_page_without_permission(window: Window) -> None:
     page = window.open("/runs/new", user="vera")
-    assert page.get_by_role("heading", level=1).inner_text() == "Your role does not allow this"
+    expect(page.get_by_role("heading", level=1)).to_have_text("Your role does not allow this")
     window.errors[:] = [e for e in window.errors if "403" not in e]

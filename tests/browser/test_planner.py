@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Window
+from tests.browser.conftest import Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -28,21 +30,24 @@ def test_arrow_keys_select_h_and_update_the_address(window: Window) -> None:
     page.locator("[data-chart]").focus()
     for _ in range(4):
         page.keyboard.press("ArrowRight")
-    chosen = int(page.get_by_label("Local steps (H)", exact=True).input_value())
-    assert chosen > 100
-    assert f"sync_every={chosen}" in page.url
+    local_steps = page.get_by_label("Local steps (H)", exact=True)
+    expect(local_steps).not_to_have_value("100")
     expect(page.locator('[data-p="wall_s"]')).not_to_have_text(before)
+    chosen = int(local_steps.input_value())
+    assert chosen > 100
+    expect_address(page, f"sync_every={chosen}")
     shown = page.locator('[data-p="efficiency"]').inner_text()
     page.reload()
     expect(page.locator('[data-p="efficiency"]')).to_have_text(shown)
-    assert page.get_by_label("Local steps (H)", exact=True).input_value() == str(chosen)
+    expect(local_steps).to_have_value(str(chosen))
 
 
 def test_click_on_the_chart_and_button_best_select_h(window: Window) -> None:
     page = window.open(PLAN)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart] .u-over").click(position={"x": 60, "y": 100})
-    assert int(page.get_by_label("Local steps (H)", exact=True).input_value()) < 100
+    local_steps = page.get_by_label("Local steps (H)", exact=True)
+    expect(local_steps).to_have_value(re.compile(r"^\d{1,2}$"))
     page.locator("[data-best]").click()
     expect(page.locator("[data-best]")).to_be_hidden()
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, eventually, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -28,9 +28,10 @@ def test_first_chart_is_near_the_top(window: Window, site: Site) -> None:
     assert head["height"] == 44
     page.mouse.wheel(0, 900)
     expect(page.locator(".board-bar").first).to_be_in_viewport()
-    assert page.evaluate("scrollY") > 0
-    assert box(page, ".run-bar")["y"] == box(page, ".topbar")["height"]
-    assert page.locator(".run-bar").get_by_role("link", name="Runs").count() == 1
+    eventually(page, lambda: page.evaluate("scrollY"), lambda pixels: pixels > 0)
+    below = box(page, ".topbar")["height"]
+    eventually(page, lambda: box(page, ".run-bar")["y"], lambda top: top == below)
+    expect(page.locator(".run-bar").get_by_role("link", name="Runs")).to_have_count(1)
 
 
 def test_header_of_a_long_name_is_one_line(window: Window, site: Site) -> None:

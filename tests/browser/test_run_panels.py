@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -26,14 +26,25 @@ def panel(page: Page, name: str) -> dict[str, float]:
     return dict(box)
 
 
+def expect_above(page: Page, upper: str, lower: str) -> None:
+    def distance() -> float:
+        return panel(page, lower)["y"] - panel(page, upper)["y"]
+
+    eventually(page, distance, lambda pixels: pixels > 0)
+
+
+def expect_full_width(page: Page, name: str) -> None:
+    eventually(page, lambda: panel(page, name)["width"], lambda width: width > 1400)
+
+
 def test_panels_are_arranged_by_keyboard_and_kept_in_the_address(page: Page) -> None:
     narrow = panel(page, "norm")["width"]
     page.get_by_role("button", name="Resize Pseudo-gradient norm").focus()
     page.keyboard.press("Enter")
-    assert panel(page, "norm")["width"] > 1.8 * narrow
+    eventually(page, lambda: panel(page, "norm")["width"], lambda width: width > 1.8 * narrow)
     page.get_by_role("button", name="Pin Outer update norm to the top").focus()
     page.keyboard.press("Enter")
-    assert panel(page, "update")["y"] < panel(page, "loss")["y"]
+    expect_above(page, "update", "loss")
     page.get_by_role("button", name="Remove Goodput").focus()
     page.keyboard.press("Enter")
     expect(page.locator('[data-plot="goodput"]')).to_have_count(0)
@@ -46,21 +57,21 @@ def test_panels_are_arranged_by_keyboard_and_kept_in_the_address(page: Page) -> 
     expect(added.locator("canvas").first).to_be_visible()
     page.get_by_role("button", name="Show Loss in full screen").focus()
     page.keyboard.press("Enter")
-    assert panel(page, "loss")["width"] > 1400
+    expect_full_width(page, "loss")
     page.reload()
-    assert panel(page, "loss")["width"] > 1400
+    expect_full_width(page, "loss")
     page.keyboard.press("Escape")
     expect(page.locator("[data-full]")).to_have_count(0)
     expect(added.locator("canvas").first).to_be_visible()
     expect(page.locator('[data-plot="goodput"]')).to_have_count(0)
-    assert panel(page, "update")["y"] < panel(page, "loss")["y"]
+    expect_above(page, "update", "loss")
 
 
 def test_a_replica_is_highlighted_in_all_charts(page: Page) -> None:
     page.get_by_role("group", name="Highlighted replicas").get_by_role(
         "button", name="Replica 2"
     ).click()
-    assert "replicas=2" in page.url
+    expect_address(page, "replicas=2")
     box = page.locator('[data-plot="loss"] .u-over').bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 40)
@@ -84,7 +95,7 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     drawer = page.get_by_role("complementary", name="Details")
     expect(drawer.get_by_role("heading", name="Replica 3")).to_be_visible()
     expect(drawer).to_be_focused()
-    assert page.url.endswith("drawer=replica-3")
+    expect(page).to_have_url(re.compile("drawer=replica-3$"))
     assert page.evaluate("scrollY") == before
     page.go_back()
     expect(drawer).to_be_hidden()
@@ -93,6 +104,7 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     expect(drawer.get_by_role("heading", name="Replica 3")).to_be_visible()
     page.keyboard.press("Escape")
     expect(drawer).to_be_hidden()
+    expect(page).not_to_have_url(re.compile("drawer="))
     page.goto(page.url + "?drawer=replica-1")
     expect(drawer.get_by_role("heading", name="Replica 1")).to_be_visible()
     page.get_by_label("Close details").click()
@@ -112,8 +124,8 @@ def test_activity_and_log_downloads_follow_the_filters(page: Page) -> None:
     everything = rows.count()
     page.get_by_label("Level").and_(page.locator("[name=level]")).select_option("warning")
     expect(rows.filter(has_not_text="void")).to_have_count(0)
-    assert rows.count() < everything
-    assert "level=warning" in page.url
+    eventually(page, rows.count, lambda number: number < everything)
+    expect_address(page, "level=warning")
     page.get_by_role("link", name="Logs", exact=True).click()
     page.locator("[data-logs-card] [data-level]").first.select_option("error")
     expect(page.get_by_role("link", name="Download .txt")).to_have_attribute(

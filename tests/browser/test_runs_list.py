@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -41,19 +42,13 @@ def runs(site: Site) -> Iterator[list[str]]:
     site.python(archive_all)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
-)
-def test_layout(window: Window, runs: list[str], width: int, scheme: str) -> None:
-    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=width, scheme=scheme)
+def test_layout(window: Window, runs: list[str]) -> None:
+    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=360)
     expect(page.get_by_text("2 selected")).to_be_visible()
-    page.wait_for_timeout(100)
-    window.shoot(page, f"runs-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, "runs", 360, 800, 1440)
     page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
-    window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
-    assert overflow(page) <= 0
+    window.fits(page, "runs-filters", 360, 800, 1440, full=False)
 
 
 def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
@@ -65,7 +60,7 @@ def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
     page.get_by_text("Filters", exact=True).click()
     page.locator(".facet a", has_text="oscar").click()
     expect(page.locator("[data-run]")).to_have_count(1)
-    assert "owner%3Aoscar" in page.url
+    expect_address(page, "owner%3Aoscar")
     page.get_by_role("link", name="Remove loss<3").click()
     expect(page.get_by_label("Find runs")).to_have_value("backend:local owner:oscar")
     page.get_by_label("Find runs").fill("los<3")
@@ -84,10 +79,11 @@ def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> No
     for key in "jxjx":
         page.keyboard.press(key)
     expect(page.get_by_text("2 selected")).to_be_visible()
-    assert "sel=" in page.url
+    expect_address(page, "sel=")
     page.reload()
     expect(page.get_by_text("2 selected")).to_be_visible()
     page.get_by_role("link", name="Tokens", exact=True).click()
+    expect(page.locator("th[aria-sort]")).to_have_text("Tokens")
     expect(page.get_by_text("2 selected")).to_be_visible()
     page.get_by_role("button", name="Compare").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 2 runs")
@@ -95,7 +91,7 @@ def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> No
     expect(page.get_by_text("2 selected")).to_be_visible()
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("[data-bulk]")).to_be_hidden()
-    assert "sel=" not in page.url
+    expect(page).not_to_have_url(re.compile("sel="))
 
 
 def test_stop_confirms_and_returns_to_the_list(window: Window, runs: list[str]) -> None:
@@ -108,7 +104,7 @@ def test_stop_confirms_and_returns_to_the_list(window: Window, runs: list[str]) 
     window.shoot(page, "runs-stop")
     page.get_by_role("button", name="Stop 2 runs").click()
     expect(page.get_by_text("2 stopping")).to_be_visible()
-    assert "q=state%3Aactive" in page.url
+    expect_address(page, "q=state%3Aactive")
 
 
 def test_new_runs_are_counted_by_the_query(window: Window, site: Site, runs: list[str]) -> None:

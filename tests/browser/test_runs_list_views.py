@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -66,8 +65,8 @@ def open_menu(page: Page, name: str) -> None:
     page.locator(".find summary", has_text=name).click()
 
 
-def heads(page: Page) -> Locator:
-    return page.locator("thead th:not(:first-child)")
+def head(page: Page, name: str) -> Locator:
+    return page.get_by_role("columnheader", name=name, exact=True)
 
 
 def test_layout(window: Window, site: Site, empty: None) -> None:
@@ -95,21 +94,23 @@ def test_selected_columns_stay_in_the_address(window: Window, runs: list[str]) -
         page.locator(".pick").get_by_label(name, exact=True).uncheck()
     page.locator(".pick").get_by_label("Age", exact=True).check()
     page.get_by_role("button", name="Show", exact=True).click()
-    expect(heads(page).filter(has_text="Age")).to_be_visible()
+    expect(head(page, "Age")).to_be_visible()
+    expect_address(page, "sort=-name")
     expect(page.get_by_text("1 selected")).to_be_visible()
-    assert "sort=-name" in page.url
-    shown = heads(page).all_inner_texts()
-    assert not {"Replicas", "Goodput", "Started"} & set(shown)
+    for name in ("Replicas", "Goodput", "Started"):
+        expect(head(page, name)).to_have_count(0)
+    heads = page.locator("thead th").all_text_contents()
     page.get_by_role("link", name="Tokens", exact=True).click()
-    expect(page).not_to_have_url(re.compile("sort=-name"))
-    expect(heads(page)).to_have_text(shown)
+    expect(page.locator("th[aria-sort]")).to_have_text("Tokens")
+    expect(page.locator("thead th")).to_have_text(heads)
     open_menu(page, "Columns")
     page.get_by_role("link", name="Reset").click()
-    expect(heads(page).filter(has_text="Goodput")).to_be_visible()
+    expect(head(page, "Goodput")).to_be_visible()
     narrow = window.open("/?columns=name,loss", width=360)
     expect(narrow.locator("[data-run]").first).to_be_visible()
     labels = narrow.locator("[data-run]").first.locator("[data-label]")
-    assert labels.evaluate_all("all => all.map((cell) => cell.dataset.label)") == ["Eval loss"]
+    expect(labels).to_have_count(1)
+    expect(labels).to_have_attribute("data-label", "Eval loss")
 
 
 def test_differing_settings_are_columns(window: Window, runs: list[str]) -> None:
@@ -118,7 +119,7 @@ def test_differing_settings_are_columns(window: Window, runs: list[str]) -> None
     page.get_by_role("switch", name="Show differing settings").check()
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("th.c-differ")).to_have_count(1)
-    assert page.locator("td.c-differ").all_inner_texts() == ["40", "80", "40"]
+    expect(page.locator("td.c-differ")).to_have_text(["40", "80", "40"])
     page.goto("/?q=H40&differ=1")
     expect(page.get_by_text("There is only one run to compare")).to_be_visible()
 
@@ -130,13 +131,13 @@ def test_view_is_saved_shared_changed_and_deleted(window: Window, runs: list[str
     page.get_by_label("Shared with all users").check()
     page.get_by_role("button", name="Save view").click()
     expect(page.get_by_text("View Failures saved")).to_be_visible()
-    assert "columns=name" in page.url
+    expect_address(page, "columns=name")
 
     other = window.open("/", user="vera")
     open_menu(other, "Views")
     other.locator(".views").get_by_role("link", name="Failures").click()
     expect(other.locator("[data-run]")).to_have_count(2)
-    expect(heads(other)).to_have_text(["Run", "Eval loss"])
+    expect(other.locator("thead th")).to_have_text(["", "Run", "Eval loss"])
     open_menu(other, "Views")
     expect(other.locator(".views").get_by_text("Change")).to_have_count(0)
     expect(other.get_by_label("Shared with all users")).to_have_count(0)
@@ -195,12 +196,12 @@ def test_banner_without_a_worker(window: Window, site: Site, runs: list[str]) ->
         expect(one.locator("[data-conn]")).to_have_attribute("data-state", "silent")
     window.shoot(page, "list-silent", full=False)
     site.python(BEAT + "health.beat()")
-    for one in (page, of_run):  # the stream delivers it within seconds
-        expect(one.get_by_text(message)).to_be_hidden(timeout=20_000)
+    for one in (page, of_run):  # the stream reports it
+        expect(one.get_by_text(message)).to_be_hidden()
         expect(one.locator("[data-conn]")).to_have_text("Live")
     site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
     for one in (page, of_run):
-        expect(one.get_by_text(message)).to_be_visible(timeout=20_000)
+        expect(one.get_by_text(message)).to_be_visible()
         expect(one.locator("[data-conn]")).to_have_text("No worker")
     site.python(BEAT + "health.beat()")
 
@@ -233,7 +234,7 @@ def test_keyboard_shortcuts(window: Window, runs: list[str]) -> None:
         window.shoot(page, f"keys-{width}-{scheme}", full=False)
     page.set_viewport_size({"width": 1280, "height": 800})
     page.keyboard.press("j")  # disabled while a dialog is open
-    assert page.evaluate("document.activeElement.closest('[data-run]')") is None
+    expect(page.locator("[data-run]:focus-within")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     page.keyboard.press("/")

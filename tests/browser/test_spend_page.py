@@ -56,6 +56,7 @@ def test_period_filter_and_links(window: Window, filled: None) -> None:
 def test_back_shows_the_period_of_the_address(window: Window, filled: None) -> None:
     page = window.open("/spend", user="vera")
     first = page.get_by_label("From")
+    expect(first).not_to_have_value("")
     shown = first.input_value()
     first.fill("2026-01-31")
     page.get_by_label("To").fill("2026-01-31")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import zipfile
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import Site, Window, expect_address
 from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
@@ -25,17 +26,20 @@ def test_errors_appear_at_the_field_and_disappear(window: Window) -> None:
     error = page.locator("#id_min_quorum_error")
     expect(error).to_contain_text("expected at most the target of 4 replicas, found 9")
     expect(quorum).to_have_attribute("aria-invalid", "true")
-    assert "id_min_quorum_error" in (quorum.get_attribute("aria-describedby") or "")
-    assert "id_min_quorum_helptext" in (quorum.get_attribute("aria-describedby") or "")
+    for described in ("error", "helptext"):
+        expect(quorum).to_have_attribute(
+            "aria-describedby", re.compile(rf"\bid_min_quorum_{described}\b")
+        )
     quorum.fill("2")
     quorum.blur()
     expect(error).to_be_hidden()
-    assert quorum.get_attribute("aria-invalid") is None
+    expect(quorum).not_to_have_attribute("aria-invalid", re.compile(""))
 
 
 def test_estimate_follows_the_form(window: Window) -> None:
     page = window.open("/runs/new")
     tokens = page.locator('[data-estimate] [data-e="tokens"]')
+    expect(tokens).to_have_text(re.compile(r"\d"))
     before = tokens.inner_text()
     page.get_by_role("radio", name="mini").check()
     expect(page.locator('[data-estimate] [data-e="parameters"]')).to_have_text("4.79M")
@@ -60,6 +64,26 @@ def test_token_shards_ask_for_their_uri_and_coverage(window: Window) -> None:
     window.shoot(page, "submit-token-shards")
 
 
+def test_evaluations_are_added_and_removed_before_the_launch(window: Window) -> None:
+    page = window.open("/runs/new")
+    page.locator("#id_name").fill("Kept")
+    open_section(page, "Evaluations")
+    page.get_by_role("button", name="Add an evaluation").click()
+    row = page.get_by_role("group", name="Evaluation 1")
+    expect(row).to_be_in_viewport()
+    expect(page.locator("#id_name")).to_have_value("Kept")
+    row.get_by_label("Name").fill("bench")
+    row.get_by_label("When").select_option("2")
+    page.get_by_text("Effective JSON").click()
+    expect(page.locator("[data-json]")).to_contain_text('"every": 2')
+    page.get_by_role("button", name="Add an evaluation").click()
+    expect(page.get_by_role("group", name="Evaluation 2")).to_be_visible()
+    window.fits(page, "submit-evaluations", 390, 1280)
+    page.get_by_role("button", name="Remove evaluation 1").click()
+    expect(page.get_by_role("group", name="Evaluation 2")).to_have_count(0)
+    expect(row.get_by_label("Name")).to_have_value("")
+
+
 def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("Kept")
@@ -71,7 +95,7 @@ def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) ->
     window.shoot(page, "submit-errors")
     expect(page.get_by_label("Name", exact=True)).to_have_value("Kept")
     summary.get_by_role("link", name="Outer learning rate", exact=True).click()
-    assert page.url.endswith("#id_outer_lr")
+    expect_address(page, "#id_outer_lr")
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 

@@ -54,8 +54,9 @@ def test_again_with_another_learning_rate_takes_three_clicks(window: Window, sit
     expect(changes.get_by_role("row", name="Inner learning rate")).to_contain_text("0.00123")
     expect(changes.get_by_role("row")).to_have_count(2)  # with the heads
     window.shoot(page, "clone-changed", full=False)
-    command = page.locator("[data-command]").text_content() or ""
-    assert f"archipelago clone {run}" in command and "settings.inner_lr=0.00123" in command
+    command = page.locator("[data-command]")
+    expect(command).to_contain_text(f"archipelago clone {run}")
+    expect(command).to_contain_text("settings.inner_lr=0.00123")
     click(page.get_by_role("button", name="Launch", exact=True))
     expect(page.get_by_role("heading", level=1)).to_contain_text("To repeat (copy)")
     assert click.count == 3
@@ -108,8 +109,9 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     expect(rows.first).to_contain_text("2.25")
     expect(rows.first).to_contain_text("0.001")
     expect(page.locator(".scatter circle")).to_have_count(3)
+    address = page.url
     for width, scheme in ((1440, "light"), (390, "dark")):
-        shot = window.open(page.url, width=width, scheme=scheme)
+        shot = window.open(address, width=width, scheme=scheme)
         window.shoot(shot, f"sweep-{width}-{scheme}")
         assert overflow(shot) <= 0
     page.locator("summary", has_text="Stop all").click()

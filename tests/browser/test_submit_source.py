@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PASSWORD, Site, Window, overflow
+from tests.browser.conftest import PASSWORD, Site, Window, expect_address, overflow
 from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
@@ -50,9 +50,7 @@ def llama(site: Site) -> str:
     return run
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (360, "light")])
 def test_clone_is_selected_in_the_form(window: Window, llama: str, width: int, scheme: str) -> None:
     page = window.open("/runs/new", width=width, scheme=scheme)
     open_section(page, "Source")
@@ -62,7 +60,7 @@ def test_clone_is_selected_in_the_form(window: Window, llama: str, width: int, s
     choose(page, "Run to clone", "A llama · 12 rounds")
     page.get_by_role("button", name="Fill in", exact=True).click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("A llama (copy)")
-    assert page.url.endswith(f"/runs/new?clone={llama}")
+    expect_address(page, f"/runs/new?clone={llama}")
     open_section(page, "Model and data")
     expect(page.get_by_role("radio", name="Hugging Face")).to_be_checked()
     expect(page.get_by_label("Configuration")).to_have_value(re.compile("llama"))
@@ -76,6 +74,7 @@ def choose(page: Page, label: str, run: str) -> None:
     """Select the option that contains ``run``; options also show owner and age."""
     field = page.get_by_label(label, exact=True)
     option = field.locator("option", has_text=run).first
+    expect(option).to_be_attached()
     field.select_option(value=option.get_attribute("value"))
 
 
@@ -106,7 +105,7 @@ def test_fork_has_run_and_round(window: Window, llama: str) -> None:
     window.shoot(page, "submit-source-fork", full=False)
     page.get_by_role("button", name="Fill in", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("weights of A llama"))).to_be_visible()
-    assert page.url.endswith(f"?fork={llama}&round=5")
+    expect_address(page, f"?fork={llama}&round=5")
 
 
 def test_fields_follow_the_workload(window: Window) -> None:
@@ -127,9 +126,7 @@ def test_fields_follow_the_workload(window: Window) -> None:
     expect(page.get_by_label("Evaluation text")).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (360, "light")])
 def test_dry_run_launches_nothing(
     window: Window, site: Site, llama: str, width: int, scheme: str
 ) -> None:

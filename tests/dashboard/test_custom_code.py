@@ -6,7 +6,6 @@ import hashlib
 import io
 import re
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from runs.models import Archive, Run
 from tests.dashboard.test_pool_form import LOCAL, sent
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return operator_user
 
 
 def zipped(**files: str) -> bytes:

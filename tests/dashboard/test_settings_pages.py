@@ -241,6 +241,10 @@ def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> N
     assert (tracker.kind, tracker.project, tracker.created_by) == ("mlflow", "islands", admin)
     place = reverse("settings-tracker", args=[tracker.pk])
     assert "t-123" not in client.get(place).content.decode()
+    moved = values | {"server": "https://elsewhere.example"}
+    response = client.post(place, moved)
+    assert response.status_code == 422
+    assert "enter MLFLOW_TRACKING_TOKEN again" in response.content.decode()
     del values["enabled"]
     assert client.post(place, values).status_code == 302
     assert "off" in client.get(reverse("settings-trackers")).content.decode()

@@ -20,12 +20,6 @@ from tests.browser import seed
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return operator_user
-
-
 def filled(client: Client) -> dict[str, str]:
     """Return the form that a browser posts when the user only presses Launch."""
     page = client.get("/runs/new").content.decode()

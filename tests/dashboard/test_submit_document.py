@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -19,29 +18,16 @@ from hypothesis import strategies as st
 from archipelago.documents import EXAMPLE
 from dashboard.api.document import document_of
 from dashboard.forms import PoolChoices, RunForm, initial_from, pasted
+from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import WORKLOADS
 from runs.models import ExperimentTracker, Run, Sweep, Webhook
 from runs.submit import run_draft
-from runs.submit.run_draft import PoolDraft
-from tests.browser import seed
+from runs.submit.evaluation_plans import draft_of
+from runs.submit.run_draft import PlanDraft, PoolDraft
 from tests.dashboard.test_submit import filled
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-    return operator_user
-
-
-@pytest.fixture
-def run(operator_user: Any, tmp_path: Path) -> Run:
-    created: Run = seed.run(operator_user, name="First", replicas=2)
-    Run.objects.update(rendezvous=(tmp_path / "first").as_uri())
-    created.refresh_from_db()
-    return created
 
 
 def tracker(name: str, *, enabled: bool = True) -> ExperimentTracker:
@@ -65,6 +51,48 @@ def test_the_document_of_a_template_fills_the_whole_form(
     form = paste(client, json.dumps(document_of(draft)))
     assert form.all_errors == {}
     assert form.draft() == draft
+
+
+EVALUATIONS = (
+    PlanDraft(name="val", every=3, timeout_s=5400),
+    PlanDraft(name="bench", spec=EvaluationSpec(tokens=0, tasks=("arc_easy", "piqa"), examples=9)),
+)
+
+
+def test_evaluations_of_a_document_become_rows_and_plans(
+    client: Client, operator_user: Any
+) -> None:
+    draft = dataclasses.replace(run_draft.local_demo(), evaluations=EVALUATIONS)
+    form = paste(client, json.dumps(document_of(draft)))
+    assert form.draft() == draft
+    sent = form.data.dict()
+    # The buttons of a row post the whole form, which comes back with its input.
+    answer = client.post("/runs/new", sent | {"add_evaluation": "1"})
+    assert [row.index for row in answer.context["form"].evaluations] == [0, 1, 2]
+    answer = client.post("/runs/new", sent | {"remove_evaluation": "0"})
+    [row] = answer.context["form"].evaluations
+    assert (row.index, row["tasks"].value()) == (1, "arc_easy, piqa")
+    assert client.post("/runs/new", sent).status_code == 302
+    assert [draft_of(plan) for plan in Run.objects.get().evaluation_plans.all()] == [*EVALUATIONS]
+
+
+def test_a_wrong_evaluation_is_refused_at_its_field(client: Client, operator_user: Any) -> None:
+    plans = [{"name": "val", "hardware": "Q100", "size": 1}, {"name": "Bad", "tasks": ["a/b c"]}, 3]
+    form = paste(client, json.dumps({"name": "x", "pools": [{}], "evaluations": plans}))
+    errors = form.all_errors
+    assert set(errors) == {"document", "evaluations.0.where", "evaluations.2.name"}
+    assert "evaluations.0.size: expected no such field" in "\n".join(errors["document"])
+    twice = [{"name": "val", "hardware": "cpu"}, {"name": "val", "tasks": ["a/b c"]}]
+    form = paste(client, json.dumps({"name": "x", "pools": [{}], "evaluations": twice}))
+    assert set(form.all_errors) == {"evaluations.1.tasks"}
+    sent = form.data.dict() | {"evaluations.1.tasks": ""}
+    answer = client.post("/runs/new", sent)
+    assert answer.status_code == 422
+    assert answer.context["form"].all_errors == {
+        "evaluations.1.name": ["Enter another name; the run has this one"]
+    }
+    assert "s-evaluations" in answer.context["open"]
+    assert not Run.objects.exists()
 
 
 def test_the_example_of_the_command_line_can_be_pasted(client: Client, operator_user: Any) -> None:
@@ -175,6 +203,7 @@ DOCUMENTS = some_of(
         field.name for each in WORKLOADS.values() for field in dataclasses.fields(each)
     ).flatmap(lambda rest: st.sampled_from([*WORKLOADS]).map(lambda kind: rest | {"kind": kind})),
     pools=st.lists(JSON_VALUES | some_of(PoolDraft.__dataclass_fields__), max_size=3),
+    evaluations=st.lists(JSON_VALUES | some_of(PlanDraft(name="").to_dict()), max_size=2),
     fork=some_of(["run", "round", "outer"]),
 )
 

@@ -32,8 +32,7 @@ def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def operator_user(operator_user: Any, settings: Any, tmp_path: Path) -> Any:
-    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
+def operator_user(operator_user: Any, settings: Any) -> Any:
     settings.LOOPBACK_BACKENDS = frozenset({"modal"})
     return operator_user
 

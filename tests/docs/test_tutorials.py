@@ -14,7 +14,7 @@ import pytest
 from dashboard.api.document import RunDocument, draft_of
 from diloco import simulate
 from diloco.protocol.workload import WORKLOADS
-from runs.submit.create import check_pool
+from runs.submit.pool_check import check_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"

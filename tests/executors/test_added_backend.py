@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from executors.registry import BUILT_IN, DESCRIPTIONS
+from tests.source_texts import files_that_name
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).parent / "toy_backend"
@@ -87,37 +88,11 @@ def test_an_entry_point_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> Non
 
 def test_only_the_registry_names_a_backend_outside_its_folder() -> None:
     result = {
-        str(path.relative_to(ROOT))
-        for top in PRODUCT
-        for path in (ROOT / top).rglob("*")
-        if path.suffix in (".py", ".js", ".html")
-        and not set(path.relative_to(ROOT).parts[1:2]) & set(DESCRIPTIONS)
-        and any(NAMED.search(text) for text in code_of(path))
+        name
+        for name in files_that_name(NAMED, PRODUCT)
+        if not set(Path(name).parts[1:2]) & set(DESCRIPTIONS)
     }
     assert result - {REGISTRY} <= set(MENTIONS), sorted(result - {REGISTRY} - set(MENTIONS))
-
-
-def code_of(path: Path) -> list[str]:
-    """The texts of a file that can name a backend: of Python, imports and all texts but docstrings;
-    of other files, every line without the *modal* dialogs of HTML."""
-    text = path.read_text()
-    if path.suffix != ".py":
-        return [re.sub(r"aria-modal|showModal|:modal|modal dialog", "", text)]
-    tree = ast.parse(text)
-    prose = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    nodes = list(ast.walk(tree))
-    texts = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
-    ]
-    imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    imports += [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
-    return texts + imports
 
 
 def test_backends_do_not_import_each_other() -> None:
@@ -164,10 +139,3 @@ def test_paths_of_the_guide_exist() -> None:
     for path in re.findall(r"`((?:executors|tests|docs)/[\w./-]+)`", guide):
         assert (ROOT / path).exists(), path
     assert REGISTRY in guide
-
-
-def test_contributing_lists_the_same_three_places() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    section = text.partition("## Add a backend\n")[2].partition("\n## ")[0]
-    places = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
-    assert places == ["executors/<name>/", REGISTRY, "docs/backends/<name>.md"]

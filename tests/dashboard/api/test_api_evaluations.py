@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ def test_a_wrong_plan_names_the_field(
     [problem] = response.json()["errors"]
     assert problem["field"] == field and message in problem["message"]
     assert not run.evaluation_plans.exists()
+
+
+def test_a_new_run_has_the_evaluations_of_its_document(
+    owner: Any, run: Any, settings: Any, tmp_path: Path
+) -> None:
+    settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
+    plan = {"name": "val", "tasks": ["arc_easy"], "every": 2}
+    document = {"name": "Measured", "pools": [{}], "evaluations": [plan]}
+    wrong = owner.post("/runs", document | {"evaluations": [plan, plan]})
+    assert wrong.json()["errors"][0]["field"] == "evaluations.1.name"
+    wrong = owner.post("/runs", document | {"evaluations": [plan | {"tasks": ["a b"]}]})
+    assert wrong.json()["errors"][0]["field"] == "evaluations.0.tasks"
+    created = owner.post("/runs", document).json()["id"]
+    [stored] = owner.get(f"/runs/{created}/evaluation-plans").json()
+    assert {name: stored[name] for name in plan} == plan
+    clone = owner.get(f"/runs/{created}/document").json()
+    del stored["series"]
+    assert clone["evaluations"] == [stored]
+    again = owner.post("/runs", clone).json()["id"]
+    assert len(owner.get(f"/runs/{again}/evaluation-plans").json()) == 1
 
 
 def test_rows_have_the_fields_of_the_client(run: Any) -> None:

@@ -15,8 +15,9 @@ from diloco.clock import SystemClock
 from diloco.codecs import get_codec
 from diloco.errors import ModelMismatch
 from diloco.exchange.reduce import Merged
-from diloco.model.buffers import LOSSY_CODECS, BufferCheck
+from diloco.model.buffers import BufferCheck
 from diloco.model.flat_parameters import Layout
+from diloco.protocol.payload_size import LOW_BIT_CODECS
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.training.checkpoint import Restored, newest_manifest
@@ -106,7 +107,7 @@ def test_an_impossible_choice_is_refused(
         BufferCheck(WithBuffers(), choice, codec=codec, mean_codec=mean_codec)
 
 
-@pytest.mark.parametrize("name", LOSSY_CODECS)
+@pytest.mark.parametrize("name", LOW_BIT_CODECS)
 def test_a_refused_codec_makes_a_variance_negative(name: str) -> None:
     """The variances were 9.5 to 10.5 in the last round, and are 0.01 now."""
     codec, base = get_codec(name), torch.linspace(9.5, 10.5, 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import diloco
-from diloco.errors import ModelMismatch
+from diloco.errors import ModelMismatch, SettingsMismatch
 from diloco.model.flat_parameters import Layout
 from diloco.protocol import keys
-from diloco.protocol.fork import fork_checkpoint
+from diloco.protocol.fork import ForkError, fork_checkpoint
 from diloco.protocol.records import CheckpointManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
@@ -48,11 +49,12 @@ class Adapted(nn.Module):
         return result
 
 
-def manifest_of(folder: Path, model: nn.Module) -> CheckpointManifest:
+def manifest_of(folder: Path, model: nn.Module, frozen: str = "equal") -> CheckpointManifest:
     """Write checkpoint 0 of a model and return its manifest."""
     store, me = LocalStore(folder), Identity(replica=3, incarnation="00001-cc430e64")
-    settings, clock = GroupSettings(), ManualClock()
-    state = LocalProgress(me, settings, Layout(model), clock).state
+    settings, clock = GroupSettings(frozen=frozen), ManualClock()
+    layout = Layout(model, compare_frozen=frozen == "equal")
+    state = LocalProgress(me, settings, layout, clock).state
     write_first(store, me, state, clock)
     return CheckpointManifest.read(store, keys.checkpoint_manifest(0))
 
@@ -102,27 +104,74 @@ def test_values_that_are_not_in_memory_are_not_compared(tmp_path: Path) -> None:
         check_model(manifest, Layout(model))
 
 
-def test_a_model_without_frozen_parameters_has_the_manifest_of_earlier_versions(
-    tmp_path: Path,
+def test_digests_that_one_replica_does_not_have_are_kept_for_later_ones(tmp_path: Path) -> None:
+    manifest, model = manifest_of(tmp_path, Adapted()), Adapted()
+    model.first.to("meta")
+    check_model(manifest, layout := Layout(model))
+    assert layout.frozen == manifest.frozen
+    other = Adapted(base=2.0)
+    other.first.to("meta")
+    with pytest.raises(ModelMismatch, match=r"parameter 2: expected second\.weight"):
+        check_model(manifest, Layout(other))
+
+
+def test_a_replica_with_frozen_parameters_cannot_join_a_model_without(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, nn.ParameterDict({"correction": torch.zeros(2)}))
+    assert manifest.frozen == ()
+    with pytest.raises(ModelMismatch, match=r"expected none \(of 0 parameters\), found first"):
+        check_model(manifest, Layout(Adapted()))
+
+
+def test_a_checkpoint_of_an_earlier_version_has_nothing_to_compare(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manifest = manifest_of(tmp_path, nn.Linear(4, 2))
-    assert manifest.frozen is None
-    assert b"frozen" not in LocalStore(tmp_path).get(keys.checkpoint_manifest(0))
-    # A group of an earlier version has recorded nothing to compare with.
-    check_model(replace(manifest_of(tmp_path / "a", Adapted()), frozen=None), Layout(Adapted(2.0)))
+    check_model(replace(manifest_of(tmp_path, Adapted()), frozen=None), Layout(Adapted(2.0)))
+    assert "does not describe frozen parameters" in caplog.text
 
 
-def test_each_replica_can_have_its_own_frozen_parameters(tmp_path: Path) -> None:
-    manifest = manifest_of(tmp_path / "equal", Adapted())
+def test_local_compares_names_shapes_and_dtypes_without_values(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, Adapted(), frozen="local")
+    assert manifest.frozen is not None
+    assert {entry.digest for entry in manifest.frozen} == {""}
     check_model(manifest, Layout(Adapted(2.0), compare_frozen=False))
-    local = Layout(Adapted(), compare_frozen=False)
-    assert local.frozen == ()
+    other = Adapted()
+    other.second.bfloat16()
+    with pytest.raises(ModelMismatch) as refused:
+        check_model(manifest, Layout(other, compare_frozen=False))
+    message = str(refused.value)
+    assert "parameter 2: expected second.weight [2, 4] float32, frozen (of 4" in message
+    assert "keep the part that differs outside of the model" in message
 
 
-def train(uri: Path, model: nn.Module, publish: Publish = "model") -> diloco.Group:
-    settings = diloco.GroupSettings(
-        num_replicas=1, sync_every=2, total_rounds=2, warmup_steps=0, checkpoint_every=1
-    )
+@pytest.mark.parametrize(("frozen", "is_refused"), [("equal", True), ("local", False)])
+def test_the_group_decides_whether_a_later_replica_can_have_another_base(
+    tmp_path: Path, frozen: str, is_refused: bool
+) -> None:
+    diloco.create_group(str(tmp_path), GroupSettings(frozen=frozen, **ONE_REPLICA))
+    train(tmp_path, Adapted(), settings=None)
+    with pytest.raises(ModelMismatch) if is_refused else contextlib.nullcontext():
+        train(tmp_path, Adapted(base=2.0), settings=None)
+    settings = GroupSettings(frozen="local" if is_refused else "equal", **ONE_REPLICA)
+    with pytest.raises(SettingsMismatch, match=f"frozen: expected {settings.frozen}, found"):
+        train(tmp_path, Adapted(), settings=settings)
+
+
+ONE_REPLICA: dict[str, Any] = {
+    "num_replicas": 1,
+    "sync_every": 2,
+    "total_rounds": 2,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+}
+SETTINGS = GroupSettings(**ONE_REPLICA)
+
+
+def train(
+    uri: Path,
+    model: nn.Module,
+    publish: Publish = "model",
+    settings: GroupSettings | None = SETTINGS,
+) -> diloco.Group:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with diloco.join(
         str(uri),
@@ -176,18 +225,17 @@ def test_an_unknown_choice_is_refused(tmp_path: Path) -> None:
 
 def test_a_fork_compares_the_base_of_its_source(tmp_path: Path) -> None:
     train(tmp_path / "source", Adapted())
-    settings = GroupSettings()
-    copy = fork_checkpoint(
-        LocalStore(tmp_path / "source"),
-        2,
-        LocalStore(tmp_path / "fork"),
-        theirs=settings,
-        ours=settings,
-        outer=False,
-        wall_s=0.0,
-    )
+    equal, local = GroupSettings(), GroupSettings(frozen="local")
+
+    def fork(theirs: GroupSettings, ours: GroupSettings) -> CheckpointManifest:
+        source, into = LocalStore(tmp_path / "source"), LocalStore(tmp_path / "fork")
+        return fork_checkpoint(source, 2, into, theirs=theirs, ours=ours, outer=False, wall_s=0.0)
+
     with pytest.raises(ModelMismatch, match=r"second\.weight"):
-        check_model(copy, Layout(Adapted(base=2.0)))
+        check_model(fork(equal, equal), Layout(Adapted(base=2.0)))
+    check_model(fork(equal, local), Layout(Adapted(base=2.0), compare_frozen=False))
+    with pytest.raises(ForkError, match="frozen: expected 'local' as in the source"):
+        fork(local, equal)
 
 
 def test_a_hostile_manifest_makes_no_long_error(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from diloco.group import join
 from diloco.init import create_group
 from diloco.model.outer_optimizer import digest
 from diloco.protocol import blocks, keys
+from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.records import ContributionRecord, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Data, LocalStore, Store
@@ -36,7 +37,7 @@ PLANS = ("gather", "sharded", "syncer")
 VARIANTS: dict[str, dict[str, Any]] = {
     **{
         f"{codec}-{plan}": {"codec": codec, "reduce_plan": plan}
-        for codec in ("fp32", "bf16", "int8", "e3m0", "topk")
+        for codec in CODEC_SHAPES
         for plan in PLANS
     },
     **{f"rda-{plan}": {"merge": "rda", "reduce_plan": plan, "codec": "int8"} for plan in PLANS},

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco.protocol.payload_size import CODEC_SHAPES
 from tests import torch_process
 
 GOLDEN = {
@@ -30,7 +31,7 @@ GOLDEN = {
     "low_bit_open": "96230333d479ef1baf88910226ee5fe7872174916304caceb6ca5e9e9135bdb3",
 }
 ROOT = Path(__file__).parents[3]
-PLANNED = ("fp32", "bf16", "int8", "e3m0", "topk", "rda")
+PLANNED = (*CODEC_SHAPES, "rda")
 NAMES = [
     *(f"{name}-{plan}" for name in PLANNED for plan in ("gather", "sharded", "syncer")),
     *(f"low_bit-{plan}" for plan in ("sharded", "syncer")),

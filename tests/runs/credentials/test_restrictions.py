@@ -20,7 +20,7 @@ from runs.credentials.restrictions import (
 from runs.exceptions import InvalidRun
 from runs.models import Credential
 from runs.reconcile.launch import launch_replica
-from runs.submit import create
+from runs.submit.pool_check import check_pool
 from runs.submit.run_draft import PoolDraft
 from tests.runs import run_harness as w
 from tests.runs.launching import launched
@@ -177,13 +177,13 @@ def test_a_pool_is_refused_at_its_field_until_the_administrator_allows_it() -> N
         backend="kubernetes", credential=made.pk, options={"service_account": "team-a"}
     )
     with pytest.raises(InvalidRun) as refused:
-        create.check_pool(pool, 2)
+        check_pool(pool, 2)
     assert refused.value.field == "pools.2.options"
     assert "an administrator can allow it" in refused.value.message
     Credential.objects.filter(pk=made.pk).update(
         allowed_pool_options={"service_account": ["team-*"]}
     )
-    create.check_pool(pool, 2)
+    check_pool(pool, 2)
 
 
 @pytest.mark.django_db

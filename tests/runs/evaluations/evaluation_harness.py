@@ -10,10 +10,10 @@ from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
 from executors.base import Cause
 from runs.actions import evaluations
-from runs.actions.evaluations import PlanDraft
 from runs.evaluations import advance, schedule
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
+from runs.submit.run_draft import PlanDraft
 from tests.runs import run_harness as w
 
 DIGEST = "d" * 64

@@ -210,6 +210,37 @@ def test_a_backend_that_stays_unavailable_does_not_hold_the_others(harness: Eval
     assert harness.executor.launches == 1
 
 
+def test_the_time_in_the_queue_does_not_count_as_unavailable(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    harness.checkpoint(10)
+    harness.tick()
+    assert harness.states() == {5: "running", 10: "queued"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+    read = advance.read_result
+
+    def away(row: Evaluation, store: Store) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(advance, "read_result", away)
+    harness.tick()
+    assert harness.states() == {5: "running", 10: "queued"}
+    # An answer in between begins the time again.
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() - 60)
+    monkeypatch.setattr(advance, "read_result", read)
+    harness.tick()
+    monkeypatch.setattr(advance, "read_result", away)
+    harness.clock.pass_s(300)
+    harness.tick()
+    assert harness.states() == {5: "running", 10: "queued"}
+    harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 1)
+    harness.tick()
+    assert harness.states() == {5: "running", 10: "failed"}
+
+
 def test_a_repeated_evaluation_waits_for_the_bucket(
     harness: Evaluations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +298,7 @@ def test_an_account_that_stays_away_does_not_hold_the_others(
         raise AccountError("the token has expired")
 
     monkeypatch.setattr(harness.executor, "poll", denied)
+    harness.tick()
     harness.clock.pass_s(advance.GIVE_UP.total_seconds() + 60)
     harness.tick()
     assert harness.states() == {5: "cancelling" if cancelled else "running"}

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from diloco.protocol import keys
+from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.records import CheckpointManifest, StoredObject
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
-from runs.actions import replicas_and_pools
+from runs.actions import evaluations, replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.ingest.stores import store_for
 from runs.models import Run
@@ -21,7 +22,8 @@ from runs.reconcile.group_publishing import group_document
 from runs.reconcile.launch import launch_run
 from runs.submit import clone_and_fork
 from runs.submit.create import create_run
-from runs.submit.run_draft import Fork, PoolDraft
+from runs.submit.evaluation_plans import draft_of
+from runs.submit.run_draft import Fork, PlanDraft, PoolDraft
 from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
@@ -76,6 +78,32 @@ def test_a_clone_has_the_original_settings_and_the_current_pools(harness: Any) -
     again = submit(draft, harness)
     assert again.group_settings == harness.run.group_settings | {"num_replicas": 3}
     assert again.rendezvous != harness.run.rendezvous
+
+
+def test_a_clone_and_a_fork_have_the_evaluations_of_the_run(harness: Any) -> None:
+    plan = PlanDraft(
+        name="bench", spec=EvaluationSpec(tokens=0, tasks=("arc_easy",)), every=2, timeout_s=600
+    )
+    evaluations.save_plan(harness.run, plan, actor=harness.run.owner)
+    evaluations.save_plan(harness.run, PlanDraft(name="removed"), actor=harness.run.owner)
+    evaluations.remove_plan(harness.run, "removed", actor=harness.run.owner)
+    with_checkpoint(harness, 0, 1)
+    for draft in (clone_and_fork.clone_of(harness.run), clone_and_fork.fork_of(harness.run, 1)):
+        assert draft.evaluations == (plan,)
+        again = submit(draft, harness)
+        assert [draft_of(row) for row in again.evaluation_plans.all()] == [plan]
+        assert again.evaluation_plans.get().created_by == harness.run.owner
+
+
+def test_a_fork_cannot_begin_to_compare_frozen_parameters(harness: Any) -> None:
+    with_checkpoint(harness, 0, 1)
+    Run.objects.update(group_settings=harness.run.group_settings | {"frozen": "local"})
+    harness.run.refresh_from_db()
+    draft = clone_and_fork.fork_of(harness.run, 1)
+    submit(draft, harness)
+    equal = dataclasses.replace(draft.settings, frozen="equal")
+    with pytest.raises(InvalidRun, match="frozen: expected 'local' as in 'Test run'"):
+        submit(dataclasses.replace(draft, settings=equal), harness)
 
 
 def test_a_clone_of_an_earlier_version_has_the_default_of_a_replaced_setting(harness: Any) -> None:

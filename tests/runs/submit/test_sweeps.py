@@ -17,7 +17,7 @@ from runs.reconcile.launch import launch_run
 from runs.reconcile.sweeps import control_sweep, sweeps_to_control
 from runs.states import RunState
 from runs.submit import create, preflight
-from runs.submit.run_draft import RunDraft, local_demo
+from runs.submit.run_draft import PlanDraft, RunDraft, local_demo
 from runs.submit.sweep_space import parameters_of
 from runs.submit.sweeps import SweepDraft, create_sweep, estimate_sweep
 from tests.runs import run_harness as w
@@ -61,6 +61,13 @@ def test_every_run_has_its_value_and_its_own_rendezvous(
     ]
     assert len({run.rendezvous for run in runs}) == 3
     assert launched(outbox) == [str(run.pk) for run in runs]
+
+
+def test_every_run_has_the_evaluations(operator_user: Any, outbox: list[Any]) -> None:
+    draft = replace(local_demo(), evaluations=(PlanDraft(name="val", every=2),))
+    sweep = create_sweep(sweep_of(draft), owner=operator_user, submit_key="k")
+    plans = [list(run.evaluation_plans.values_list("name", "every")) for run in sweep.runs.all()]
+    assert plans == [[("val", 2)]] * 3
 
 
 def test_the_prefix_of_a_document_becomes_a_folder_of_the_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from django.utils import timezone
 from diloco.trackers.base import MirroredRun, Outcome, TrackerError, TrackerRow
 from diloco.trackers.opening import Destination
 from runs.actions import trackers as actions
+from runs.credentials.vault import seal, unseal
 from runs.metrics.blocks import Points
 from runs.metrics.downsampling import add_points
 from runs.models import ExperimentTracker, Replica, Run, RunMirror
@@ -308,3 +310,63 @@ def test_a_tracker_with_another_address_gets_all_points_again(
     elsewhere = RecordingTracker()
     passes(RunMirror.objects.get(), elsewhere, clock)
     assert elsewhere.values().keys() == tracker.values().keys() != set()
+
+
+def saved(actor: Any, row: ExperimentTracker | None, server: str, **secrets: str) -> Any:
+    place = Destination(kind="mlflow", server=server, project="p")
+    return actions.save_tracker("safe", place, secrets=secrets, actor=actor, tracker=row)
+
+
+def test_a_stored_secret_is_never_sent_to_another_address(run: Run) -> None:
+    row = saved(run.owner, None, "https://1.1.1.1", MLFLOW_TRACKING_USERNAME="u",
+                MLFLOW_TRACKING_PASSWORD="old")  # fmt: skip
+    saved(run.owner, row, "https://1.1.1.1/")  # the same address: the secrets are kept
+    assert unseal(row.sealed, name="safe")["MLFLOW_TRACKING_PASSWORD"] == "old"
+    again = "enter MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME again"
+    for address in ("https://1.0.0.1", "http://1.1.1.1", "https://1.1.1.1:8443"):
+        with pytest.raises(ValueError, match=again):
+            saved(run.owner, row, address)
+    row.refresh_from_db()
+    assert row.server == "https://1.1.1.1/"
+    saved(run.owner, row, "https://1.0.0.1", MLFLOW_TRACKING_TOKEN="new")
+    assert unseal(row.sealed, name="safe") == {"MLFLOW_TRACKING_TOKEN": "new"}
+
+
+def test_the_address_of_a_wandb_server_is_checked(run: Run, settings: Any) -> None:
+    settings.ALLOWED_ADDRESSES = []
+
+    def save(server: str) -> ExperimentTracker:
+        place = Destination(kind="wandb", server=server, project="p")
+        secrets = {"WANDB_API_KEY": "key"}
+        return actions.save_tracker("wb", place, secrets=secrets, actor=run.owner)
+
+    with pytest.raises(ValueError, match="expected an address such as"):
+        save("file:///etc")
+    with pytest.raises(ValueError, match="expected a public address, found"):
+        save("https://10.0.0.1")
+    with pytest.raises(ValueError, match="Weights & Biases uses no WANDB_BASE_URL"):
+        saved_secrets = {"WANDB_BASE_URL": "https://10.0.0.1"}
+        place = Destination(kind="wandb", project="p")
+        actions.save_tracker("wb", place, secrets=saved_secrets, actor=run.owner)
+    row = save("https://1.1.1.1")
+    mirror.open_stored(row)
+    ExperimentTracker.objects.filter(pk=row.pk).update(server="https://10.0.0.1")
+    row.refresh_from_db()
+    with pytest.raises(TrackerError, match="expected a public address"):
+        mirror.open_stored(row)
+
+
+def test_an_earlier_wandb_address_moves_out_of_the_secrets(run: Run) -> None:
+    from django.apps import apps
+
+    migration = importlib.import_module("runs.migrations.0038_tracker_addresses")
+    columns = {"kind": "wandb", "project": "p", "created_at": timezone.now()}
+    secrets = {"WANDB_API_KEY": "key", "WANDB_BASE_URL": "https://wb.example"}
+    own = ExperimentTracker.objects.create(name="own", sealed=seal(secrets), **columns)
+    lost = ExperimentTracker.objects.create(name="lost", sealed="x" * 100, **columns)
+    migration.move(apps, None)
+    own.refresh_from_db()
+    lost.refresh_from_db()
+    assert own.server == "https://wb.example"
+    assert unseal(own.sealed, name="own") == {"WANDB_API_KEY": "key"}
+    assert (lost.sealed, lost.enabled) == ("", False)

@@ -1,4 +1,5 @@
-"""An evaluation as a process of this machine: from the checkpoint to the points of the run."""
+"""An evaluation as a process of this machine or of an emulated backend: from the checkpoint to the
+points of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from django.utils import timezone
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationSpec
 from runs.actions import evaluations
-from runs.actions.evaluations import PlanDraft
+from runs.credentials.vault import seal
 from runs.evaluations import advance, schedule
 from runs.metrics import charts
-from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
+from runs.models import Checkpoint, Credential, Evaluation, EvaluationAttempt, Run
 from runs.states import RunState
+from runs.submit.evaluation_plans import draft_of
+from runs.submit.run_draft import PlanDraft
 from tests.diloco.evaluation.runs import make_run, make_shards, parrot, write_checkpoint
+from tests.emulators.modal import ModalServer
 
 pytestmark = pytest.mark.processes
 PATIENCE_S = 300.0
@@ -87,10 +92,36 @@ def test_a_killed_job_is_repeated_and_its_result_drawn_once(measured: Run, tmp_p
     assert len(stored) == 1
 
 
-def test_the_error_of_a_job_is_shown(measured: Run, tmp_path: Path) -> None:
-    (tmp_path / "shards" / "index.json").unlink()
+@pytest.fixture
+def modal(tmp_path: Path) -> Iterator[Credential]:
+    """A credential of an account with an emulated Modal, whose Sandboxes are processes."""
+    with ModalServer(tmp_path / "modal") as server:
+        token_id, token_secret = server.token
+        token = {"MODAL_TOKEN_ID": token_id, "MODAL_TOKEN_SECRET": token_secret}
+        values = token | {"MODAL_SERVER_URL": server.url}
+        now = timezone.now()
+        yield Credential.objects.create(
+            name="modal", kind="modal", sealed=seal(values), created_at=now, changed_at=now
+        )
+
+
+def test_a_job_on_another_backend_reports_its_error_and_then_its_result(
+    measured: Run, modal: Credential, tmp_path: Path
+) -> None:
+    draft = draft_of(measured.evaluation_plans.get())
+    draft = replace(draft, backend="modal", hardware="cpu", credential=modal.pk)
+    evaluations.save_plan(measured, draft, actor=measured.owner)
+    index = tmp_path / "shards" / "index.json"
+    index.rename(away := index.with_name("away"))
     step_until(has_ended)
     row = Evaluation.objects.get()
     assert row.state == "failed"
     assert row.message.startswith("data: expected token shards at file://")
-    assert row.attempts.count() == 1
+    assert row.attempts.get().handle["backend"] == "modal"
+    away.rename(index)
+    evaluations.evaluate(measured, "val", actor=measured.owner)
+    step_until(has_ended)
+    row.refresh_from_db()
+    assert (row.state, row.tokens, row.failures) == ("succeeded", 1024, 0)
+    assert 0 < row.metrics["loss"][0] < 0.2
+    assert row.attempts.count() == 2
