@@ -84,7 +84,7 @@ class Layout:
         ]
         averaged = exchangeable(model) if buffers else []
         slots += [_buffer_slot(name, buffer) for name, buffer in averaged]
-        frozen = sum(not p.requires_grad for p in model.parameters()) if compare_frozen else 0
+        frozen = sum(not parameter.requires_grad for parameter in model.parameters())
         _check_number(trained=len(slots), frozen=frozen)
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
@@ -280,12 +280,10 @@ def _check_number(*, trained: int, frozen: int) -> None:
     """Raise :class:`ValueError` for more tensors than a checkpoint's manifest can list."""
     if trained + frozen <= MAX_TENSORS:
         return
-    remedy = "Join small parameters to larger ones, e.g. those of all experts of a layer"
-    if frozen:
-        remedy += ", or enter frozen='local' in join on all replicas to leave out the frozen ones"
     raise ValueError(
         f"expected a model of at most {MAX_TENSORS:,} parameters, with averaged buffers, found "
-        f"{trained + frozen:,} ({trained:,} trained, {frozen:,} frozen). {remedy}"
+        f"{trained + frozen:,} ({trained:,} trained, {frozen:,} frozen). Join small parameters to "
+        "larger ones, e.g. those of all experts of a layer"
     )
 
 

@@ -32,10 +32,8 @@ def test_a_model_of_too_many_tensors_is_refused_with_the_numbers(
     assert len(Layout(model(3, 2)).tensors) == 3
     with pytest.raises(ValueError, match=r"at most 5 .* found 6 \(3 trained, 3 frozen\)"):
         Layout(model(3, 3))
-    assert Layout(model(5, 3), compare_frozen=False).frozen == ()
-    with pytest.raises(ValueError, match=r"found 6 \(6 trained, 0 frozen\)") as refused:
-        Layout(model(6, 0))
-    assert "frozen=" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"found 6 \(6 trained, 0 frozen\)"):
+        Layout(model(6, 0), compare_frozen=False)
 
 
 def test_the_manifest_of_the_largest_model_can_be_read() -> None:
