@@ -22,6 +22,7 @@ from archipelago import (
     tracker_commands,
     write_commands,
 )
+from archipelago.board_commands import add_board_commands
 from archipelago.client import POLL_S, Client
 from archipelago.errors import ApiError, Invalid, LoginNeeded
 from archipelago.evaluation_parser import add_evaluation_commands
@@ -33,6 +34,7 @@ from archipelago.frame_parser import (
 
 TABLES = ("points", "rounds", "contributions", "replicas", "attempts", "events", "logs")
 FORMATS = ("csv", "jsonl", "parquet")
+GROUPS = ("tag", "owner", "sweep", "state", "backend")
 STATES = (
     "queued",
     "provisioning",
@@ -109,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sweeps(commands)
     _add_read_commands(commands)
     _add_fleet_commands(commands)
+    add_board_commands(commands)
     _add_write_commands(commands)
     add_frame_commands(commands, _counted)
     _add_tracker_commands(commands)
@@ -239,6 +242,7 @@ def _add_read_commands(commands: Subparsers) -> None:
     ls.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
     ls.add_argument("-n", "--limit", type=_counted(1, 200), default=20)
     ls.add_argument("--all", action="store_true", help="list all runs, without a limit")
+    ls.add_argument("--group-by", choices=GROUPS, help="print groups with totals")
     _json(ls)
     _json(commands.add_of_run("show", read_commands.show, "show a run, its pools and its replicas"))
     watch = commands.add_of_run("watch", read_commands.watch, "show a run's progress until it ends")

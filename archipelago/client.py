@@ -13,6 +13,7 @@ from archipelago.errors import NotFound
 from archipelago.evaluation_rows import Evaluation, EvaluationAttempt, EvaluationPlan
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
 from archipelago.frame_client import FrameClient
+from archipelago.list_rows import RunGroups
 from archipelago.login import check_url, read_login
 from archipelago.rows import (
     Alert,
@@ -104,6 +105,11 @@ class Client(FrameClient):
             limit=limit,
         )
         return RunPage(runs=[RunHeader.of(row) for row in page["runs"]], next=page["next"])
+
+    def run_groups(self, by: str, *, query: str = "", limit: int = 50) -> RunGroups:
+        """Runs that match a query as groups with totals. ``by`` is tag, owner, sweep, state or
+        backend."""
+        return RunGroups.of(self._get("/runs/groups", by=by, q=query, limit=limit))
 
     def every_run(self, **filters: Any) -> Iterator[RunHeader]:
         """All runs, fetched page by page as the iterator is consumed."""
@@ -457,9 +463,6 @@ class Client(FrameClient):
 
     def _act(self, run: str, action: str, **body: Any) -> Done:
         return Done.of(self._post(f"/runs/{quote(run)}/{action}", body))
-
-    def _get(self, path: str, **query: Any) -> Any:
-        return self._http.call("GET", path, query=query)[1]
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._http.call("POST", path, body=body)[1]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from typing import Any
 
 from archipelago import terminal
 from archipelago.client import Client
@@ -30,8 +27,7 @@ def evaluations(client: Client, options: argparse.Namespace) -> int:
         return 0
     rows = client.evaluations(run.id)
     if options.json:
-        _print_json([row.raw for row in rows])
-        return 0
+        return terminal.print_json([row.raw for row in rows])
     table = [
         [str(row.id), row.plan, str(row.round), row.state, results(row) or row.message or "-"]
         for row in rows
@@ -75,8 +71,7 @@ def evaluation_plan(client: Client, options: argparse.Namespace) -> int:
     if options.plan is None:
         plans = client.evaluation_plans(run.id)
         if options.json:
-            _print_json([plan.raw for plan in plans])
-            return 0
+            return terminal.print_json([plan.raw for plan in plans])
         table = [
             [
                 plan.name,
@@ -101,8 +96,3 @@ def evaluation_plan(client: Client, options: argparse.Namespace) -> int:
     saved = client.save_evaluation_plan(run.id, {**body, "name": options.plan})
     print(terminal.safe(f"{run.name}, {saved.name}: {'changed' if before else 'added'}"))
     return 0
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, default=dict)
-    print()

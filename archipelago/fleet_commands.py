@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from archipelago import terminal
@@ -23,9 +22,7 @@ def fleet(client: Client, options: argparse.Namespace) -> int:
         whole = {**page.raw, "jobs": [job.raw for job in jobs]}
         if options.all:
             whole["next"] = None
-        json.dump(whole, sys.stdout, indent=2)
-        print()
-        return 0
+        return terminal.print_json(whole)
     _print_jobs(jobs)
     if len(jobs) < page.total.jobs:
         print(f"the first {len(jobs)} of {page.total.jobs} jobs", file=sys.stderr)
@@ -93,9 +90,7 @@ def spend(client: Client, options: argparse.Namespace) -> int:
         limit=options.limit,
     )
     if options.json:
-        json.dump(result.raw, sys.stdout, indent=2)
-        print()
-        return 0
+        return terminal.print_json(result.raw)
     known = not result.month_unpriced
     facts = {
         f"{result.first} to {result.last}": _usd(result.total),
@@ -136,7 +131,7 @@ def _name(group: SpendGroup, by: str) -> str:
     if group.others:
         return f"{group.others} others"
     if by == "run":
-        return f"{group.key[:8]} {group.label}"
+        return f"{group.key[:8]} {group.label}{' (deleted)' if group.deleted else ''}"
     return group.label or "no tag"
 
 

@@ -117,7 +117,8 @@ class SpendGroup(Row):
     """Spending of a backend, an owner, a run or a tag, or of the ``others`` of that kind together.
 
     ``key`` is its name, or the id of a run; '' for runs without a tag. ``usd`` is None if no price
-    is known. ``unpriced_s`` are the seconds that jobs without a price ran.
+    is known. ``unpriced_s`` are the seconds that jobs without a price ran. ``deleted``: the run was
+    deleted.
     """
 
     key: str
@@ -127,6 +128,7 @@ class SpendGroup(Row):
     unpriced_jobs: int
     unpriced_s: float
     others: int
+    deleted: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Methods of the client for what belongs to no single run: alerts, search, settings."""
+"""Methods of the client for what belongs to no single run: alerts, search, settings, boards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from archipelago.board_rows import Board, BoardResults
 from archipelago.errors import NotFound
 from archipelago.frame_rows import (
     BackendState,
@@ -41,7 +42,7 @@ class FrameClient:
     ) -> Inbox:
         """One page of the alerts of all runs, the newest first."""
         query = {"kind": kind, "owner": owner, "before": before, "limit": limit}
-        return Inbox.of(self._read("/alerts", firing="true" if firing else "false", **query))
+        return Inbox.of(self._get("/alerts", firing="true" if firing else "false", **query))
 
     def mark_alerts_read(self) -> int:
         """Mark all alerts as read. Returns the number that is still unread."""
@@ -49,10 +50,10 @@ class FrameClient:
 
     def search(self, text: str, *, limit: int = 12) -> list[Found]:
         """Runs, replicas, pages and actions that match some typed characters."""
-        return [Found.of(row) for row in self._read("/search", q=text, limit=limit)["found"]]
+        return [Found.of(row) for row in self._get("/search", q=text, limit=limit)["found"]]
 
     def budgets(self) -> list[Budget]:
-        return [Budget.of(row) for row in self._read("/budgets")]
+        return [Budget.of(row) for row in self._get("/budgets")]
 
     def set_budget(
         self, scope: str, name: str, amount_usd: float, *, period: str, warn_at: float
@@ -78,7 +79,7 @@ class FrameClient:
         raise NotFound(f"expected a budget of {scope} {name} a {period}, found none")
 
     def prices(self) -> Prices:
-        return Prices.of(self._read("/prices"))
+        return Prices.of(self._get("/prices"))
 
     def set_price(
         self, backend: str, hardware: str, *, price_usd_h: float | None, spot_usd_h: float | None
@@ -94,7 +95,7 @@ class FrameClient:
         return Prices.of(answer)
 
     def backend_state(self) -> list[BackendState]:
-        return [BackendState.of(row) for row in self._read("/backends/state")]
+        return [BackendState.of(row) for row in self._get("/backends/state")]
 
     def reset_backend(self, backend: str, *, credential: str | None = None) -> int:
         """Close the circuit breakers of an account. Returns the number of pools."""
@@ -102,7 +103,7 @@ class FrameClient:
         return int(self._send("POST", "/backends/reset", body)["pools"])
 
     def credentials(self) -> list[Credential]:
-        return [Credential.of(row) for row in self._read("/credentials")]
+        return [Credential.of(row) for row in self._get("/credentials")]
 
     def save_credential(
         self,
@@ -133,7 +134,7 @@ class FrameClient:
         self._send("DELETE", f"/credentials/{self._named(self.credentials(), name).id}")
 
     def webhooks(self) -> list[Webhook]:
-        return [Webhook.of(row) for row in self._read("/webhooks")]
+        return [Webhook.of(row) for row in self._get("/webhooks")]
 
     def add_webhook(self, name: str, url: str, *, kinds: Sequence[str] | None) -> NewWebhook:
         """Add a webhook; the answer has its secret, which is not shown again."""
@@ -148,13 +149,13 @@ class FrameClient:
 
     def deliveries(self, name: str) -> list[Delivery]:
         known = self._named(self.webhooks(), name)
-        return [Delivery.of(row) for row in self._read(f"/webhooks/{known.id}/deliveries")]
+        return [Delivery.of(row) for row in self._get(f"/webhooks/{known.id}/deliveries")]
 
     def delete_webhook(self, name: str) -> None:
         self._send("DELETE", f"/webhooks/{self._named(self.webhooks(), name).id}")
 
     def users(self, *, query: str = "") -> list[Person]:
-        return [Person.of(row) for row in self._read("/users", q=query)]
+        return [Person.of(row) for row in self._get("/users", q=query)]
 
     def add_user(self, name: str, *, role: str) -> PersonLink:
         """Add a user; the answer has the link that sets the password."""
@@ -172,7 +173,7 @@ class FrameClient:
 
     def tokens(self) -> list[Token]:
         """The caller's own tokens."""
-        return [Token.of(row) for row in self._read("/tokens")]
+        return [Token.of(row) for row in self._get("/tokens")]
 
     def revoke_token(self, token_id: int) -> None:
         self._send("DELETE", f"/tokens/{int(token_id)}")
@@ -184,7 +185,26 @@ class FrameClient:
                 return row
         raise NotFound(f"expected the name of one, found {name!r}")
 
-    def _read(self, path: str, **query: Any) -> Any:
+    def boards(self) -> list[Board]:
+        """The user's own boards and shared ones."""
+        return [Board.of(row) for row in self._get("/boards")["boards"]]
+
+    def board(self, board_id: int) -> BoardResults:
+        """A board with the results of its runs."""
+        return BoardResults.of(self._get(f"/boards/{board_id}"))
+
+    def save_board(self, body: Mapping[str, Any]) -> Board:
+        """Save a board; an own one with the same name is replaced."""
+        name = str(body["name"]).lower()
+        known = [row for row in self.boards() if row.mine and row.name.lower() == name]
+        if known:
+            return Board.of(self._send("PUT", f"/boards/{known[0].id}", body))
+        return Board.of(self._send("POST", "/boards", body))
+
+    def delete_board(self, board_id: int) -> None:
+        self._send("DELETE", f"/boards/{board_id}")
+
+    def _get(self, path: str, **query: Any) -> Any:
         return self._http.call("GET", path, query=query)[1]
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:

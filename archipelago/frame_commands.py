@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import sys
 from typing import Any
 
@@ -20,7 +19,7 @@ def inbox(client: Client, options: argparse.Namespace) -> int:
         return 0
     page = client.inbox(firing=options.firing, owner=options.owner, limit=options.limit)
     if options.json:
-        return _json(page.raw)
+        return terminal.print_json(page.raw)
     colour = terminal.has_colour(sys.stdout)
     for alert in page.alerts:
         state = "over" if alert.closed_at else "firing"
@@ -40,7 +39,7 @@ def inbox(client: Client, options: argparse.Namespace) -> int:
 def search(client: Client, options: argparse.Namespace) -> int:
     found = client.search(" ".join(options.text), limit=options.limit)
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [row.kind, row.label, row.state or terminal.UNKNOWN, row.detail, f"{client.url}{row.url}"]
         for row in found
@@ -52,7 +51,7 @@ def budgets(client: Client, options: argparse.Namespace) -> int:
     """Print all budgets. Exit status 1 if one is spent, for scripts."""
     found = client.budgets()
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [
             row.scope,
@@ -93,7 +92,7 @@ def delete_budget(client: Client, options: argparse.Namespace) -> int:
 def prices(client: Client, options: argparse.Namespace) -> int:
     found = client.prices()
     if options.json:
-        return _json(found.raw)
+        return terminal.print_json(found.raw)
     rows = [
         [
             row.backend,
@@ -139,7 +138,7 @@ def set_traffic_price(client: Client, options: argparse.Namespace) -> int:
 def backend_state(client: Client, options: argparse.Namespace) -> int:
     found = client.backend_state()
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [
             row.backend,
@@ -164,7 +163,7 @@ def reset_backend(client: Client, options: argparse.Namespace) -> int:
 def credentials(client: Client, options: argparse.Namespace) -> int:
     found = client.credentials()
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [
             row.name,
@@ -221,7 +220,7 @@ def delete_credential(client: Client, options: argparse.Namespace) -> int:
 def webhooks(client: Client, options: argparse.Namespace) -> int:
     found = client.webhooks()
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [row.name, row.url, "on" if row.enabled else "off", row.last_state, ",".join(row.kinds)]
         for row in found
@@ -267,7 +266,7 @@ def delete_webhook(client: Client, options: argparse.Namespace) -> int:
 def users(client: Client, options: argparse.Namespace) -> int:
     found = client.users(query=options.query)
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [
             row.name,
@@ -309,7 +308,7 @@ def change_active(client: Client, options: argparse.Namespace) -> int:
 def tokens(client: Client, options: argparse.Namespace) -> int:
     found = client.tokens()
     if options.json:
-        return _json([row.raw for row in found])
+        return terminal.print_json([row.raw for row in found])
     rows = [
         [str(t.id), t.name, f"{t.hint}…", ",".join(t.scopes), (t.expires_at or "never")[:10]]
         for t in found
@@ -329,10 +328,4 @@ def _table(heads: list[str], rows: list[list[str]], right: str, empty: str) -> i
         return 0
     for line in terminal.table(heads, rows, right=right):
         print(line)
-    return 0
-
-
-def _json(value: Any) -> int:
-    json.dump(value, sys.stdout, indent=2)
-    print()
     return 0

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from archipelago import run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Unreachable
 from archipelago.frame_commands import inbox
+from archipelago.list_rows import RunGroup
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
 
 MAX_FAILED_POLLS = 30
@@ -27,6 +27,8 @@ def whoami(client: Client, options: argparse.Namespace) -> int:
 
 
 def ls(client: Client, options: argparse.Namespace) -> int:
+    if options.group_by:
+        return _groups(client, options)
     filters = {
         "states": options.state,
         "owner": options.owner,
@@ -39,7 +41,7 @@ def ls(client: Client, options: argparse.Namespace) -> int:
     else:
         runs = list(client.runs(limit=options.limit, **filters).runs)
     if options.json:
-        return _json([run.raw for run in runs])
+        return terminal.print_json([run.raw for run in runs])
     if not runs:
         print("no runs" if not any(filters.values()) else "no runs match", file=sys.stderr)
         return 0
@@ -65,6 +67,41 @@ def ls(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
+def _groups(client: Client, options: argparse.Namespace) -> int:
+    """Print groups of the runs that match a query."""
+    terms = [
+        options.query,
+        f"state:{','.join(options.state)}" if options.state else "",
+        *(
+            f'{name}:"{value}"'
+            for name in ("owner", "backend", "name")
+            if (value := getattr(options, name))
+        ),
+    ]
+    limit = 1000 if options.all else options.limit
+    found = client.run_groups(options.group_by, query=" ".join(filter(None, terms)), limit=limit)
+    if options.json:
+        return terminal.print_json(found.raw)
+    rows = [_group_row(group) for group in [*found.groups, found.total]]
+    heads = [options.group_by.upper(), "RUNS", "ACTIVE", "FAILED", "BEST", "TOKENS", "COST", "$/H"]
+    for line in terminal.table(heads, rows, right="lrrrrrrr"):
+        print(line)
+    if not found.complete:
+        print("incomplete: only the newest runs were counted", file=sys.stderr)
+    return 0
+
+
+def _group_row(group: RunGroup) -> list[str]:
+    return [
+        f"{group.others} others" if group.others else terminal.safe(group.label),
+        *(str(value) for value in (group.runs, group.active, group.failed)),
+        terminal.loss(group.best_eval_loss),
+        terminal.count(group.tokens),
+        terminal.money(group.cost_usd, known=group.cost_known),
+        terminal.rate(group.usd_h, known=group.usd_h_known),
+    ]
+
+
 def _list_row(run: RunHeader) -> list[str]:
     return [
         run.id[:8],
@@ -84,7 +121,7 @@ def _list_row(run: RunHeader) -> list[str]:
 def show(client: Client, options: argparse.Namespace) -> int:
     run = client.run(client.find(options.run).id)
     if options.json:
-        return _json(run.raw)
+        return terminal.print_json(run.raw)
     colour = terminal.has_colour(sys.stdout)
     why = f": {terminal.block(run.state_reason)}" if run.state_reason else ""
     print(terminal.safe(f"{run.name}  {run.id}"))
@@ -245,7 +282,7 @@ def document(client: Client, options: argparse.Namespace) -> int:
     """Print the document as JSON, which ``submit`` accepts."""
     run = client.find(options.run)
     fork = options.fork or options.round is not None
-    return _json(client.document(run.id, fork=fork, round=options.round))
+    return terminal.print_json(client.document(run.id, fork=fork, round=options.round))
 
 
 def export(client: Client, options: argparse.Namespace) -> int:
@@ -277,7 +314,7 @@ def _to_standard_output(chunks: Iterator[bytes]) -> int:
 def backends(client: Client, options: argparse.Namespace) -> int:
     listed = client.backends()
     if options.json:
-        return _json(listed)
+        return terminal.print_json(listed)
     rows = [
         [
             backend["name"],
@@ -303,17 +340,11 @@ def backends(client: Client, options: argparse.Namespace) -> int:
 def settings(client: Client, options: argparse.Namespace) -> int:
     specs = client.settings()
     if options.json:
-        return _json(specs)
+        return terminal.print_json(specs)
     for spec in specs:
         bounds = " | ".join(spec["choices"]) or spec["unit"]
         print(
             f"{spec['name']} = {json.dumps(spec['default'])}" + (f"  ({bounds})" if bounds else "")
         )
         print(f"    {spec['help']}")
-    return 0
-
-
-def _json(value: Any) -> int:
-    json.dump(value, sys.stdout, indent=2, default=dict)
-    print()
     return 0

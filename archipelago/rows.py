@@ -297,8 +297,8 @@ class LogLine(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class View(Row):
-    """A saved view of the list, ``/?q=…&sort=…&columns=…&differ=1``. Empty ``columns`` are the
-    default columns."""
+    """A saved view of the list, ``/?q=…&sort=…&columns=…&differ=1&group=…``. Empty ``columns`` are
+    the default columns; an empty ``group`` lists the runs."""
 
     id: int
     name: str
@@ -309,6 +309,7 @@ class View(Row):
     sort: str
     columns: list[str]
     differing: bool
+    group: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from archipelago import terminal
 from archipelago.client import Client
@@ -20,7 +18,7 @@ def findings(client: Client, options: argparse.Namespace) -> int:
     """Print the findings. Exit status 1 if one of them is an error, for scripts."""
     rows = client.findings(client.find(options.run).id)
     if options.json:
-        _json([row.raw for row in rows])
+        terminal.print_json([row.raw for row in rows])
     else:
         colour = terminal.has_colour(sys.stdout)
         for row in rows:
@@ -42,8 +40,7 @@ def activity(client: Client, options: argparse.Namespace) -> int:
         limit=options.limit,
     )
     if options.json:
-        _json([row.raw for row in rows])
-        return 0
+        return terminal.print_json([row.raw for row in rows])
     colour = terminal.has_colour(sys.stdout)
     for row in rows:
         who = "" if row.replica is None else f"replica {row.replica}: "
@@ -85,8 +82,3 @@ def save_logs(client: Client, run: RunHeader, options: argparse.Namespace) -> in
         part.unlink(missing_ok=True)
     print(f"{target}: {terminal.size(size)}", file=sys.stderr)
     return 0
-
-
-def _json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, default=dict)
-    print()

@@ -76,7 +76,7 @@ def sweeps(client: Client, options: argparse.Namespace) -> int:
     if options.sweep is None:
         page = client.sweeps(limit=options.limit)
         if options.json:
-            return _json([row.raw for row in page.sweeps])
+            return terminal.print_json([row.raw for row in page.sweeps])
         rows = [_row(row) for row in page.sweeps]
         heads = ["SWEEP", "NAME", "RUNS", "ACTIVE", "HELD", "ENDED", "COST"]
         for line in terminal.table(heads, rows, right="llrrrrr"):
@@ -84,7 +84,7 @@ def sweeps(client: Client, options: argparse.Namespace) -> int:
         return 0
     ranked = client.ranked_sweep(_find(client, options.sweep), metric=options.rank)
     if options.json:
-        return _json(ranked.raw)
+        return terminal.print_json(ranked.raw)
     _print(client, ranked)
     return 0
 
@@ -178,9 +178,3 @@ def _problems(problems: list[dict[str, Any]]) -> int:
     for problem in problems:
         print(terminal.block(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
     return Invalid.exit_code if problems else 0
-
-
-def _json(value: Any) -> int:
-    json.dump(value, sys.stdout, indent=2)
-    print()
-    return 0

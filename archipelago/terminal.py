@@ -8,11 +8,13 @@ round and per state change. Colour is used only on a terminal and without ``NO_C
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from archipelago.rows import RunHeader
 
@@ -30,6 +32,13 @@ _COLOURS = {
     "warning": "33",
     "cancelled": "90",
 }
+
+
+def print_json(value: Any) -> int:
+    """Print JSON of an answer; returns the exit status 0."""
+    json.dump(value, sys.stdout, indent=2, default=dict)
+    print()
+    return 0
 
 
 def has_colour(out: TextIO) -> bool:

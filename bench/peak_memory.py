@@ -20,6 +20,7 @@ import argparse
 import os
 import sys
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -145,6 +146,7 @@ def open_round(numel: int) -> tuple[LocalProgress, InflightRound]:
     opened.sent = Sent(
         record=None,  # type: ignore[arg-type]
         own=Own(identity=me, digest="", vector=opened.contributed),
+        checking=Future(),
     )
     return progress, opened
 

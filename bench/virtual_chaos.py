@@ -114,7 +114,7 @@ class KilledGroup(Harness):
             if self.case.mtbf_s:
                 for life in list(self.lives):
                     self._kill_again_and_again(life)
-            end_s = began_s + (self.case.seconds if self.case.mtbf_s else 20 * self.case.round_s)
+            end_s = began_s + (self.case.seconds if self.case.mtbf_s else 60 * self.case.round_s)
             self.scheduler.spawn("end", lambda: self.scheduler.sleep(end_s - began_s))
             self.scheduler.run(until=lambda: self.scheduler.now_s >= end_s, deadline_s=1e9)
         finally:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
 from runs.backends import price_settings
@@ -19,6 +19,16 @@ from runs.queries.replicas import attempts_of, replicas_of
 PROBES = frozenset({"/healthz", "/readyz"})
 ROLES = ("admin", "operator", "viewer")
 """Names of the Django groups, strongest first."""
+
+
+Found = TypeVar("Found")
+
+
+def or_404(found: Found | None) -> Found:
+    """The result of a lookup. Raises :class:`Http404` if there is none."""
+    if found is None:
+        raise Http404
+    return found
 
 
 def role_of(user: AbstractBaseUser | AnonymousUser) -> str:

@@ -1,4 +1,4 @@
-"""The address of a runs list: query, order, columns, and whether to show differing settings.
+"""The address of a runs list: query, order, columns, groups, and whether to show differences.
 
 It holds everything that decides what the list shows, so that a list can be shared, saved as a view,
 and restored. Default values are left out; the page and the selection are not part of it.
@@ -13,8 +13,12 @@ from urllib.parse import urlencode
 from django.http import QueryDict
 
 from runs.models import SavedView
-from runs.queries import table
+from runs.queries import groups, table
 from runs.queries.listing import NEWEST, Order
+
+
+def known_group(text: str) -> str:
+    return text if text in groups.BY else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class ListAddress:
     order: Order = field(default_factory=Order)
     columns: tuple[str, ...] = table.DEFAULT
     differing: bool = False
+    group: str = ""
+    """One of :data:`runs.queries.groups.BY`; '' lists the runs themselves."""
 
     @classmethod
     def of(cls, values: QueryDict) -> Self:
@@ -32,6 +38,7 @@ class ListAddress:
             order=Order.of(values.get("sort", NEWEST)),
             columns=table.chosen(",".join(values.getlist("columns")).split(",")),
             differing=bool(values.get("differ")),
+            group=known_group(values.get("group", "")),
         )
 
     @classmethod
@@ -46,6 +53,7 @@ class ListAddress:
             order=Order.of(view.sort),
             columns=table.chosen(view.columns),
             differing=view.differing,
+            group=known_group(view.group),
         )
 
     def but(self, **changes: Any) -> Self:
@@ -59,5 +67,6 @@ class ListAddress:
             "sort": "" if str(self.order) == NEWEST else str(self.order),
             "columns": table.written(self.columns),
             "differ": "1" if self.differing else "",
+            "group": self.group,
         }
         return f"?{urlencode({name: value for name, value in values.items() if value}, safe=',')}"

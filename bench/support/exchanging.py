@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diloco.clock import SystemClock
+from diloco.clock import Clock, SystemClock
 from diloco.exchange.round_exchange import Exchange, RoundResult, Sent, Timings
 from diloco.exchange.round_observer import Base, RoundObserver
 from diloco.exchange.step_accounting import LocalWork
@@ -54,14 +54,20 @@ class BareMember:
     """One replica's side of every round, or with the number ``SYNCER_NUMBER`` the syncer's."""
 
     def __init__(
-        self, store: Store, number: int, settings: GroupSettings, sizes: Sequence[int]
+        self,
+        store: Store,
+        number: int,
+        settings: GroupSettings,
+        sizes: Sequence[int],
+        *,
+        clock: Clock = CLOCK,
     ) -> None:
         self.identity = Identity(replica=number, incarnation=f"00001-{number:08x}")
         self.is_syncer = number == SYNCER_NUMBER
         lease = Lease(
             store,
             self.identity,
-            clock=CLOCK,
+            clock=clock,
             interval_s=1.0,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             device="cpu",
@@ -70,17 +76,18 @@ class BareMember:
             store,
             settings,
             lease=lease,
-            observer=Observer(store, clock=CLOCK, timeout_s=settings.heartbeat_timeout_s),
+            observer=Observer(store, clock=clock, timeout_s=settings.heartbeat_timeout_s),
             model_hash="bench",
             table=bare_table(sizes),
         )
         self._store = store
+        self._clock = clock
         self._exchange = Exchange(
             store,
             settings,
             lease=lease,
             round_observer=round_observer,
-            clock=CLOCK,
+            clock=clock,
             check=lambda: None,
         )
 
@@ -100,7 +107,14 @@ class BareMember:
         )
         self._store.put(keys.beat(beat.replica, beat.incarnation), beat.to_bytes())
 
-    def contribute(self, number: int, vector: Tensor, timings: Timings | None = None) -> Sent:
+    def contribute(
+        self,
+        number: int,
+        vector: Tensor,
+        timings: Timings | None = None,
+        *,
+        settles: bool = False,
+    ) -> Sent:
         """Put ``vector`` (n,) fp32 and its record."""
         return self._exchange.contribute(
             number,
@@ -109,18 +123,19 @@ class BareMember:
             vector=vector,
             work=LocalWork(tokens=1, new_tokens=1, steps=1, rounds=1, loss=1.0, compute_s=1.0),
             rounds_here=number,
-            timings=timings or Timings(CLOCK),
+            timings=timings or Timings(self._clock),
+            settles=settles,
         )
 
     def settle(self, number: int, sent: Sent | None, timings: Timings | None = None) -> RoundResult:
         return self._exchange.settle(
-            number, base=_base(number), sent=sent, timings=timings or Timings(CLOCK)
+            number, base=_base(number), sent=sent, timings=timings or Timings(self._clock)
         )
 
     def round(self, number: int, vector: Tensor | None) -> tuple[RoundResult, Timings]:
         """Contribute ``vector`` (n,) fp32 to the round, unless it is None, and settle it."""
-        timings = Timings(CLOCK)
-        sent = None if vector is None else self.contribute(number, vector, timings)
+        timings = Timings(self._clock)
+        sent = None if vector is None else self.contribute(number, vector, timings, settles=True)
         return self.settle(number, sent, timings), timings
 
 

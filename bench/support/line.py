@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import multiprocessing
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from diloco.clock import Clock, SystemClock
 from diloco.store.base import LISTED, Data, LocalStore, MakeParts, ObjectInfo
-from diloco.store.transfers import UPLOAD_LINE
+from diloco.store.transfers import UPLOAD_LINE, Line
 
 CHUNK = 2**16
 MB = 1e6
@@ -42,27 +44,39 @@ class LineSpec:
 class LineStore(LocalStore):
     """A folder at the other end of a line, with multipart uploads like those of S3."""
 
-    def __init__(self, root: Path, line: LineSpec) -> None:
+    def __init__(
+        self, root: Path, line: LineSpec, *, clock: Clock | None = None, uploads: Line = UPLOAD_LINE
+    ) -> None:
         super().__init__(root)
         self._line = line
+        self._clock = clock or SystemClock()
+        self._uploads = uploads
         self._lock = threading.Lock()
         self._free_s = [0.0, 0.0]
 
     @contextlib.contextmanager
     def _delayed(self, *, up: int = 0) -> Iterator[list[int]]:
-        """Delay the block by one request that carries ``up`` bytes, or those appended to the
-        result down."""
-        begun_s, down = time.monotonic(), [0]
+        """Delay the block by one request that carries ``up`` bytes, or those in the list down."""
+        begun_s, down = self._clock.monotonic(), [0]
         try:
             yield down
         finally:
             size_bytes, direction = (up, 0) if up else (down[0], 1)
-            first_s = begun_s + self._line.latency_s
-            with self._lock:
-                free_s = max(self._free_s[direction], first_s) + size_bytes / self._line.total
-                self._free_s[direction] = free_s
-            end_s = max(free_s, first_s + size_bytes / self._line.connection)
-            time.sleep(max(0.0, end_s - time.monotonic()))
+            self._sleep_until(self._end_s(begun_s, size_bytes, direction))
+
+    def _end_s(self, begun_s: float, size_bytes: int, direction: int) -> float:
+        """Take room on the line; return when a request that has begun then ends. A small one waits
+        for no other, because connections share a line fairly."""
+        first_s = begun_s + self._line.latency_s
+        if size_bytes < CHUNK // 4:
+            return first_s
+        with self._lock:
+            free_s = max(self._free_s[direction], first_s) + size_bytes / self._line.total
+            self._free_s[direction] = free_s
+        return max(free_s, first_s + size_bytes / self._line.connection)
+
+    def _sleep_until(self, end_s: float) -> None:
+        self._clock.sleep(max(0.0, end_s - self._clock.monotonic()))
 
     def put(self, key: str, data: Data) -> None:
         with self._delayed(up=len(data)):
@@ -70,24 +84,24 @@ class LineStore(LocalStore):
 
     def put_stream(self, key: str, make_parts: MakeParts) -> None:
         sent: list[Data] = []
+        parts = iter(make_parts())
+        first = next(parts, b"")
+        second = next(parts, None)
+        if second is None:
+            self.put(key, first)
+            return
         with self._delayed():
             pass  # the request that begins a multipart upload
-        with UPLOAD_LINE.measured() as stream, ThreadPoolExecutor(stream.limit) as pool:
-            room = threading.Semaphore(stream.limit)
-            sending = []
-            for part in stream.counted(make_parts()):
-                room.acquire()
+        with self._uploads.measured() as stream:
+            ends_s: list[float] = []
+            for part in stream.counted(chain((first, second), parts)):
+                if len(ends_s) >= stream.limit:
+                    self._sleep_until(heapq.heappop(ends_s))
                 sent.append(part)
-                sending.append(pool.submit(self._send, len(part), room))
-            for one in sending:
-                one.result()
+                heapq.heappush(ends_s, self._end_s(self._clock.monotonic(), len(part), 0))
+            self._sleep_until(max(ends_s))
         with self._delayed():
             super().put_stream(key, lambda: sent)
-
-    def _send(self, size_bytes: int, room: threading.Semaphore) -> None:
-        with self._delayed(up=size_bytes):
-            pass
-        room.release()
 
     def create(self, key: str, data: Data) -> bool:
         with self._delayed(up=len(data)):

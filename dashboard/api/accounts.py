@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.contrib.auth.models import User
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Router, Status
 from pydantic import BaseModel, Field
 
 from archipelago import frame_rows as shared
+from dashboard.access import or_404
 from dashboard.api.auth import ADMINISTRATORS, administrator, reader
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
@@ -22,7 +23,7 @@ from runs.actions import credentials as credential_actions
 from runs.actions import webhooks as webhook_actions
 from runs.alerts.rules import KINDS
 from runs.exceptions import ActionRefused
-from runs.models import Credential, Webhook
+from runs.models import Credential
 from runs.queries import settings_rows
 
 router = Router(tags=["accounts"])
@@ -121,7 +122,7 @@ def create_credential(request: HttpRequest, body: NewCredential) -> Any:
 )
 def change_credential(request: HttpRequest, credential_id: Id, body: CredentialChange) -> Any:
     """Change a credential, or rotate its secrets."""
-    user, found = administrator(request), _credential(credential_id)
+    user, found = administrator(request), or_404(settings_rows.credential(credential_id))
     return _save(user, body, credential_actions.kind_of_credential(found), found)
 
 
@@ -132,7 +133,7 @@ def change_credential(request: HttpRequest, credential_id: Id, body: CredentialC
 )
 def delete_credential(request: HttpRequest, credential_id: Id) -> Any:
     """Delete a credential that no run uses. Returns the remaining ones."""
-    user, found = administrator(request), _credential(credential_id)
+    user, found = administrator(request), or_404(settings_rows.credential(credential_id))
     try:
         credential_actions.delete_credential(found, actor=user)
     except credential_actions.InUse as error:
@@ -148,7 +149,7 @@ def delete_credential(request: HttpRequest, credential_id: Id) -> Any:
 def check_credential(request: HttpRequest, credential_id: Id, body: TestPlace | None = None) -> Any:
     """Check the identity at the backend, or the needed operations in the bucket."""
     administrator(request)
-    found = _credential(credential_id)
+    found = or_404(settings_rows.credential(credential_id))
     tested = credential_actions.test_credential(found, body.uri if body else "")
     return {"ok": tested.ok, "message": tested.message}
 
@@ -183,7 +184,7 @@ def create_webhook(request: HttpRequest, body: WebhookBody) -> Any:
 )
 def change_webhook(request: HttpRequest, webhook_id: Id, body: WebhookBody) -> Any:
     """Change a webhook."""
-    user, found = administrator(request), _webhook(webhook_id)
+    user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     hook, _ = webhook_actions.save_webhook(**body.model_dump(), actor=user, hook=found)
     return settings_rows.webhook_row(hook)
 
@@ -195,7 +196,7 @@ def change_webhook(request: HttpRequest, webhook_id: Id, body: WebhookBody) -> A
 )
 def delete_webhook(request: HttpRequest, webhook_id: Id) -> Any:
     """Delete a webhook and the list of its deliveries. Returns the remaining webhooks."""
-    user, found = administrator(request), _webhook(webhook_id)
+    user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     webhook_actions.delete_webhook(found, actor=user)
     return settings_rows.webhook_rows()
 
@@ -207,7 +208,7 @@ def delete_webhook(request: HttpRequest, webhook_id: Id) -> Any:
 )
 def send_webhook_test(request: HttpRequest, webhook_id: Id) -> Any:
     """Send a test message; its deliveries show the result."""
-    user, found = administrator(request), _webhook(webhook_id)
+    user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     delivery = webhook_actions.send_test(found, actor=user)
     return Status(202, settings_rows.delivery_row(delivery))
 
@@ -220,7 +221,7 @@ def send_webhook_test(request: HttpRequest, webhook_id: Id) -> Any:
 def list_deliveries(request: HttpRequest, webhook_id: Id) -> Any:
     """The newest deliveries of a webhook."""
     administrator(request)
-    return settings_rows.delivery_rows(_webhook(webhook_id))
+    return settings_rows.delivery_rows(or_404(settings_rows.webhook(webhook_id)))
 
 
 @router.post(
@@ -232,9 +233,7 @@ def repeat_delivery(
     request: HttpRequest, delivery_id: Annotated[UUID, Path(description="Of the delivery")]
 ) -> Any:
     """Send a finished delivery again."""
-    user, found = administrator(request), settings_rows.delivery(delivery_id)
-    if found is None:
-        raise Http404
+    user, found = administrator(request), or_404(settings_rows.delivery(delivery_id))
     webhook_actions.send_again(found, actor=user)
     found.refresh_from_db()
     return settings_rows.delivery_row(found)
@@ -284,17 +283,3 @@ def _save(
         )
     saved = forms.save(form, actor=user)
     return settings_rows.credential_rows([saved])[0]
-
-
-def _credential(credential_id: int) -> Credential:
-    found = settings_rows.credential(credential_id)
-    if found is None:
-        raise Http404
-    return found
-
-
-def _webhook(webhook_id: int) -> Webhook:
-    found = settings_rows.webhook(webhook_id)
-    if found is None:
-        raise Http404
-    return found

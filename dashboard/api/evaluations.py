@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Router
 
 from archipelago import evaluation_rows as shared
 from archipelago.rows import Done
+from dashboard.access import or_404
 from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
 from dashboard.api.evaluation_document import Count, EvaluationDocument, Name, plan_draft
 from dashboard.api.types import LARGE, Body, RunId, done, responses
@@ -56,10 +57,7 @@ def list_evaluation_attempts(
     request: HttpRequest, run_id: RunId, evaluation_id: Annotated[int, Path(ge=0, le=LARGE)]
 ) -> Any:
     """List the backend jobs of an evaluation, with the end of their logs."""
-    rows = evaluation_queries.attempt_rows(run_to_see(request, run_id), evaluation_id)
-    if rows is None:
-        raise Http404
-    return rows
+    return or_404(evaluation_queries.attempt_rows(run_to_see(request, run_id), evaluation_id))
 
 
 @router.get(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Path, Router, Status
 from pydantic import Field
 
 from archipelago import frame_rows as shared
+from dashboard.access import or_404
 from dashboard.api.auth import ADMINISTRATORS, administrator, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from runs.actions import budgets as budget_actions
@@ -73,7 +74,7 @@ def create_budget(request: HttpRequest, body: BudgetBody) -> Any:
 )
 def change_budget(request: HttpRequest, budget_id: BudgetId, body: BudgetBody) -> Any:
     """Change a budget."""
-    user, found = administrator(request), _found(budget_id)
+    user, found = administrator(request), or_404(budgets.find(budget_id))
     saved = budget_actions.save_budget(**body.model_dump(), actor=user, budget=found)
     return _budget(user, saved)
 
@@ -86,7 +87,7 @@ def change_budget(request: HttpRequest, budget_id: BudgetId, body: BudgetBody) -
 def delete_budget(request: HttpRequest, budget_id: BudgetId) -> Any:
     """Delete a budget. Returns the remaining ones."""
     user = administrator(request)
-    budget_actions.delete_budget(_found(budget_id), actor=user)
+    budget_actions.delete_budget(or_404(budgets.find(budget_id)), actor=user)
     return budgets.budget_rows(user, now=timezone.now())
 
 
@@ -105,8 +106,7 @@ def list_prices(request: HttpRequest) -> Any:
 def set_price(request: HttpRequest, backend: str, hardware: str, body: HardwarePrice) -> Any:
     """Set prices of hardware, in place of those of the catalogue. Running jobs keep theirs."""
     user = administrator(request)
-    if not _price(backend, hardware):
-        raise Http404
+    or_404(_price(backend, hardware))
     price_actions.set_hardware_price(backend, hardware, **body.model_dump(), actor=user)
     return _price(backend, hardware)
 
@@ -138,13 +138,6 @@ def delete_traffic_price(request: HttpRequest, scheme: Scheme) -> Any:
 def _price(backend: str, hardware: str) -> dict[str, Any] | None:
     rows = prices.price_rows()
     return next((r for r in rows if (r["backend"], r["hardware"]) == (backend, hardware)), None)
-
-
-def _found(budget_id: int) -> BudgetRow:
-    found = budgets.find(budget_id)
-    if found is None:
-        raise Http404
-    return found
 
 
 def _budget(user: Any, budget: BudgetRow) -> dict[str, Any]:

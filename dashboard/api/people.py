@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.urls import reverse
 from ninja import Path, Query, Router, Status
 from ninja.errors import AuthorizationError
 from pydantic import BaseModel, Field
 
 from archipelago import frame_rows as shared
-from dashboard.access import role_of
+from dashboard.access import or_404, role_of
 from dashboard.api.auth import ADMINISTRATORS, administrator, caller, keeper
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
@@ -93,7 +93,7 @@ def add_user(request: HttpRequest, body: NewPerson) -> Any:
 @router.patch("/users/{name}", auth=ADMINISTRATORS, response=responses(shared.Person, but=()))
 def change_user(request: HttpRequest, name: UserName, body: PersonChange) -> Any:
     """Change a user's role, or deactivate or activate the account."""
-    actor, person = administrator(request), _person(name)
+    actor, person = administrator(request), or_404(settings_rows.person(name))
     try:
         if body.role is not None:
             actions.set_role(person, body.role, actor=actor)
@@ -102,7 +102,7 @@ def change_user(request: HttpRequest, name: UserName, body: PersonChange) -> Any
             change(person, actor=actor)
     except ValueError as error:
         raise ActionRefused(str(error)) from None
-    return _row(_person(name))
+    return _row(or_404(settings_rows.person(name)))
 
 
 @router.post(
@@ -110,7 +110,7 @@ def change_user(request: HttpRequest, name: UserName, body: PersonChange) -> Any
 )
 def reset_password(request: HttpRequest, name: UserName) -> Any:
     """Invalidate a user's password and end their sessions. The answer has a link for a new one."""
-    actor, person = administrator(request), _person(name)
+    actor, person = administrator(request), or_404(settings_rows.person(name))
     if person.pk == actor.pk or not person.is_active:
         raise ActionRefused("expected another user, whose account is active")
     try:
@@ -146,22 +146,12 @@ def create_token(request: HttpRequest, body: TokenBody) -> Any:
 def revoke_token(request: HttpRequest, token_id: TokenId) -> Any:
     """Revoke one of the caller's own tokens. Returns the remaining ones."""
     user = keeper(request)
-    token = api_tokens.tokens_of(user).filter(pk=token_id).first()
-    if token is None:
-        raise Http404
-    api_tokens.revoke(token)
+    api_tokens.revoke(or_404(api_tokens.tokens_of(user).filter(pk=token_id).first()))
     return settings_rows.token_rows(api_tokens.tokens_of(user))
 
 
 def _row(person: User) -> dict[str, Any]:
     return settings_rows.person_row(person, role=role_of(person))
-
-
-def _person(name: str) -> User:
-    found = settings_rows.person(name)
-    if found is None:
-        raise Http404
-    return found
 
 
 def _link(request: HttpRequest, person: User) -> str:

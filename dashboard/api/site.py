@@ -16,10 +16,12 @@ from dashboard.api import (
     accounts,
     actions,
     alerts,
+    boards,
     evaluations,
     exports,
     fleet,
     lifecycle,
+    list_tools,
     money,
     people,
     problems,
@@ -64,6 +66,7 @@ problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
     *(alerts, search, money, accounts, people, trackers, sweeps, evaluations),
+    *(list_tools, boards),
 ):
     api.add_router("", part.router)
 

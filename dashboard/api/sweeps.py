@@ -7,12 +7,13 @@ import secrets
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Query, Router, Status
 from ninja.errors import AuthorizationError
 from pydantic import BaseModel, ConfigDict, Field
 
 from archipelago import sweep_rows as shared
+from dashboard.access import or_404
 from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.document import RunDocument, Text, Usd, draft_of
 from dashboard.api.problems import FieldProblem, at
@@ -167,7 +168,4 @@ def _draft(document: SweepDocument) -> SweepDraft:
 
 
 def _sweep(request: HttpRequest, sweep_id: UUID) -> Sweep:
-    sweep = queries.find(reader(request), sweep_id)
-    if sweep is None:
-        raise Http404
-    return sweep
+    return or_404(queries.find(reader(request), sweep_id))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from ninja import Path, Router, Status
 from ninja.errors import AuthorizationError
 from pydantic import Field
 
 from archipelago import rows as shared
+from dashboard.access import or_404
 from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from runs.actions import saved_views as service
-from runs.queries import search, table
+from runs.queries import groups, search, table
 from runs.queries.listing import NEWEST, SORTS
 
 router = Router(tags=["views"])
@@ -24,7 +25,8 @@ ViewId = Annotated[int, Path(ge=0, le=SMALL)]
 
 class View(Body):
     """``columns`` are column names; empty for the default columns. ``differing`` adds the settings
-    in which the listed runs differ. Only operators and administrators can set ``shared``."""
+    in which the listed runs differ; ``group`` shows groups with totals instead of runs. Only
+    operators and administrators can set ``shared``."""
 
     name: Annotated[str, Field(min_length=1, max_length=service.NAME_LENGTH, pattern=NO_NUL)]
     query: Annotated[str, Field(max_length=search.LONGEST, pattern=NO_NUL)] = ""
@@ -34,6 +36,7 @@ class View(Body):
         Field(max_length=len(table.COLUMNS)),
     ] = Field(default_factory=list)
     differing: bool = False
+    group: Literal["", *groups.BY] = ""  # type: ignore[valid-type]
     shared: bool = False
 
 
@@ -58,9 +61,7 @@ def save_view(request: HttpRequest, body: View) -> Any:
 def delete_view(request: HttpRequest, view_id: ViewId) -> Any:
     """Delete an own view, or as administrator any. Returns the remaining views."""
     user = keeper(request)
-    view = service.view_to_delete(user, view_id)
-    if view is None:
-        raise Http404
+    view = or_404(service.view_to_delete(user, view_id))
     if not service.can_delete(user, view):
         raise AuthorizationError(
             message=f"expected its owner {view.owner}, or an administrator, found {user}"

@@ -158,3 +158,11 @@ def style_inputs(form: forms.BaseForm) -> None:
             field.widget.attrs["class"] = "input lines"
         if name in _NAMES:
             field.widget.attrs["spellcheck"] = "false"
+
+
+class StyledForm(forms.Form):
+    """A form whose inputs have the classes of the pages."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        style_inputs(self)

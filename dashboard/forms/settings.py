@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from dashboard.forms.fields import style_inputs
+from dashboard.forms.fields import StyledForm, style_inputs
 from diloco.trackers.opening import Destination, TrackerKind
 from runs.actions import budgets, prices, trackers, webhooks
 from runs.alerts.rules import KINDS
@@ -15,13 +15,7 @@ from runs.models import Budget
 PRIVATE = {"autocomplete": "new-password", "data-1p-ignore": "", "data-lpignore": "true"}
 
 
-class _Styled(forms.Form):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        style_inputs(self)
-
-
-class WebhookForm(_Styled):
+class WebhookForm(StyledForm):
     name = forms.CharField(label="Name", max_length=webhooks.NAME_LENGTH)
     url = forms.URLField(
         label="Address",
@@ -52,7 +46,7 @@ class WebhookForm(_Styled):
         self.fields["kinds"].widget.attrs.pop("class", None)
 
 
-class BudgetForm(_Styled):
+class BudgetForm(StyledForm):
     scope = forms.ChoiceField(label="For", choices=[("owner", "Owner"), ("tag", "Tag")])
     name = forms.CharField(label="Name", max_length=150, help_text="A user name, or a tag of runs.")
     amount_usd = forms.FloatField(
@@ -74,7 +68,7 @@ class BudgetForm(_Styled):
         return {"warn_at": values.pop("warn_percent") / 100, **values}
 
 
-class HardwarePriceForm(_Styled):
+class HardwarePriceForm(StyledForm):
     price_usd_h = forms.FloatField(
         label="On demand", required=False, min_value=0, max_value=prices.MOST_USD
     )
@@ -83,7 +77,7 @@ class HardwarePriceForm(_Styled):
     )
 
 
-class TrafficPriceForm(_Styled):
+class TrafficPriceForm(StyledForm):
     upload_usd_gb = forms.FloatField(
         label="Upload, a GB", min_value=0, max_value=prices.MOST_USD, help_text="Replica to bucket."
     )
@@ -98,7 +92,7 @@ class TrafficPriceForm(_Styled):
     )
 
 
-class TrackerForm(_Styled):
+class TrackerForm(StyledForm):
     """A tracker of one kind. An empty secret keeps the stored one."""
 
     name = forms.CharField(label="Name", max_length=trackers.NAME_LENGTH)

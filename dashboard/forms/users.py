@@ -14,7 +14,7 @@ from django.contrib.auth.forms import (
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.validators import UnicodeUsernameValidator
 
-from dashboard.forms.fields import style_inputs
+from dashboard.forms.fields import StyledForm
 from dashboard.security import setup_token
 from runs.actions import users
 
@@ -92,7 +92,7 @@ class FirstAdministratorForm(_UserCreation):
         return user
 
 
-class PersonForm(forms.Form):
+class PersonForm(StyledForm):
     """A new user, who chooses the password with a link."""
 
     name = forms.CharField(
@@ -107,10 +107,6 @@ class PersonForm(forms.Form):
         widget=forms.RadioSelect,
         initial="viewer",
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        style_inputs(self)
 
 
 class OwnPasswordForm(_PasswordChange):

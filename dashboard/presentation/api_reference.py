@@ -136,7 +136,7 @@ class _Reader:
             body_type=f"{media}: {self._type(body_schema)}" if body else "",
             body_help=self._help(self._resolved(body_schema)) if body else "",
             answers=tuple(self._answers(found.get("responses", {}))),
-            curl=self._curl(path, method, found, media, body_schema),
+            curl=self._curl(path, method, media, body_schema),
             command=COMMANDS.get(_name(found), ""),
         )
 
@@ -216,9 +216,7 @@ class _Reader:
     def _help(self, schema: Mapping[str, Any]) -> str:
         return " ".join(str(schema.get("description", "")).replace("``", "`").split())
 
-    def _curl(
-        self, path: str, method: str, found: Mapping[str, Any], media: str, body: Mapping[str, Any]
-    ) -> str:
+    def _curl(self, path: str, method: str, media: str, body: Mapping[str, Any]) -> str:
         address = re.sub(r"\{(?:\w+:)?(\w+)\}", lambda m: str(_EXAMPLES.get(m[1], 1)), path)
         words = ["curl"]
         if method != "get":

@@ -17,11 +17,12 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
-from runs.json_values import finite, iso
+from runs.json_values import iso
 from runs.models import Run
 from runs.queries import comparison, selectors
-from runs.queries.comparison import MEASURES, MOST, Curve
+from runs.queries.comparison import MEASURES, MOST
 from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
 
@@ -46,10 +47,15 @@ def compare(request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=1`` only the tables, which change while a run works."""
     selection = _selection(request)
     runs = selection.runs
+    context = tables(runs) | {"asked": selection, "most": MOST, "now": timezone.now()}
+    template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
+    return render(request, template, context, status=_status(selection))
+
+
+def tables(runs: list[Run]) -> dict[str, Any]:
+    """The context of the tables of a comparison."""
     table = comparison.table(comparison.measured(runs))
-    context = {
-        "asked": selection,
-        "most": MOST,
+    return {
         "rows": [
             {
                 "run": run,
@@ -62,21 +68,14 @@ def compare(request: HttpRequest) -> HttpResponse:
         "measures": MEASURES,
         "differences": comparison.differences(runs),
         "active": any(run.state not in RUN_ENDED for run in runs),
-        "now": timezone.now(),
     }
-    template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
-    return render(request, template, context, status=_status(selection))
 
 
 @require_safe
 @never_cache
 def compare_json(request: HttpRequest) -> JsonResponse:
     selection = _selection(request)
-    body = {
-        "runs": [{"id": str(run.pk), "name": run.name} for run in selection.runs],
-        "curves": [_columns(curve) for curve in comparison.curves(selection.runs)],
-    }
-    return JsonResponse(body, status=_status(selection))
+    return JsonResponse(curves_body(selection.runs), status=_status(selection))
 
 
 @require_safe
@@ -135,18 +134,6 @@ def _status(selection: Selection) -> int:
     if selection.left_out:
         return 422
     return 404 if selection.unknown and not selection.runs else 200
-
-
-def _columns(curve: Curve) -> dict[str, Any]:
-    return {
-        "run": curve.run,
-        "series": curve.series,
-        "tokens": curve.tokens.tolist(),
-        "wall": [round(s, 2) for s in curve.wall_s.tolist()],
-        "money": None if curve.usd is None else [round(usd, 6) for usd in curve.usd.tolist()],
-        "value": [finite(v) for v in curve.value.tolist()],
-        "total": curve.total,
-    }
 
 
 def _number(value: float | None) -> float | str:

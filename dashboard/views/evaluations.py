@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.access import or_404
 from dashboard.forms import PoolChoices
 from dashboard.forms.evaluation import EvaluationForm, initial_of_plan
 from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
@@ -52,10 +53,7 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
 def change(request: HttpRequest, run_id: Any, name: str) -> HttpResponse:
     """The form of an evaluation that the run has."""
     run = run_to_operate(request, run_id)
-    plan = queries.plan_named(run, name)
-    if plan is None:
-        raise Http404
-    return _form(request, run, plan)
+    return _form(request, run, or_404(queries.plan_named(run, name)))
 
 
 def _form(request: HttpRequest, run: Run, plan: EvaluationPlan | None) -> HttpResponse:

@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from dashboard.forms.planner import PlannerForm, form_query
+from dashboard.forms.planner import GROUP_SETTINGS, PlannerForm, form_query
 from dashboard.views.access import reader
 from diloco.protocol.setting_spec import SettingsError
 from diloco.protocol.workload import GPT_SIZES
@@ -25,16 +25,7 @@ GROUPS = (
     ("Model", ("parameters", "tokens", "tokens_per_step", "step_s")),
     (
         "Group",
-        (
-            "num_replicas",
-            "sync_every",
-            "codec",
-            "mean_codec",
-            "num_fragments",
-            "overlap_steps",
-            "reduce_plan",
-            "min_quorum",
-        ),
+        GROUP_SETTINGS,
     ),
     ("Machines", ("hardware", "usd_h", "mtbf_h", "replace_s")),
     ("Bucket", ("mbit_s", "latency_s", "egress_usd_gb")),

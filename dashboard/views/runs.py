@@ -1,13 +1,14 @@
 """The runs list: search, sort, columns and keyset pages, updated by one live stream.
 
 The URL holds the query, the order and the columns (:mod:`dashboard.list_address`):
-``/?q=state:running+loss<3&sort=-cost&columns=state,name,cost``. An invalid query shows no runs and
-an error at the search field. Rows never move by themselves: new runs that match the query are only
-counted.
+``/?q=state:running+loss<3&sort=-cost&columns=state,name,cost``; ``group=tag`` lists groups with
+totals instead. An invalid query shows no runs and an error at the search field. Rows never move by
+themselves: new runs that match the query are only counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -28,7 +29,7 @@ from runs.actions import saved_views
 from runs.backends import health, storage_health
 from runs.json_values import texts
 from runs.models import Run
-from runs.queries import listing, selectors, table, totals
+from runs.queries import completion, groups, listing, selectors, table, totals
 from runs.queries.comparison import Difference
 from runs.queries.listing import Order
 from runs.queries.search import (
@@ -37,6 +38,7 @@ from runs.queries.search import (
     TEXTS,
     BadQuery,
     Term,
+    corrected,
     matching,
     parse,
     toggled,
@@ -80,12 +82,14 @@ def runs(request: HttpRequest) -> HttpResponse:
     except BadQuery as bad:
         error = bad
     else:
+        if address.group:
+            return _grouped(request, terms, address)
         visible = matching(selectors.runs_for(request.user), terms, user=request.user)
         page, older = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
     rows = rows_of(page, address)
     with_totals = "totals" in request.GET and not error
     differing, more_differing = table.differing(page) if address.differing else ([], 0)
-    context = {
+    context = _frame(request, terms, address, with_totals=with_totals) | {
         "rows": _with_differing(rows, differing),
         "differing": differing,
         "more_differing": more_differing,
@@ -93,21 +97,53 @@ def runs(request: HttpRequest) -> HttpResponse:
         "first_page": not listing.is_place(address.order, after),
         "cursor": cursor,
         "now": now,
-        "storage": storage_health.storage_problem(),
-        "silent_since": health.silent_since(),
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,
-        "can_submit": permissions.can_submit(request.user),  # also the permission to share views
-        "can_view": permissions.can_view(request.user),
         "all_archived": not rows
         and not address.query
         and selectors.runs_for(request.user).exists(),
-        "query": address.query,
         "error": error,
+        "corrected": address.but(query=corrected(address.query, error)) if error else None,
+        "columns": _columns(address),
+    }
+    if "facets" in request.GET and not error:
+        context |= _facets(request, terms, address)
+    return render(request, "runs/list.html", context, status=422 if error else 200)
+
+
+def _grouped(request: HttpRequest, terms: tuple[Term, ...], address: ListAddress) -> HttpResponse:
+    """The list as groups with totals; with ``?part=1`` only the table, which changes."""
+    found = groups.groups(request.user, terms, address.group)
+    ungrouped = address.but(group="")
+    for row in (*found["groups"], found["total"]):
+        query = f"{address.query} {row['query']}".strip() if row["query"] else ""
+        row["address"] = ungrouped.but(query=query) if query else ""
+        row["rate"] = formats.rate(row["usd_h"], row["usd_h_known"])
+        row["cost"] = formats.spent(row["cost_usd"], row["cost_known"])
+    context = {"groups": found, "group_label": groups.BY[address.group], "most": groups.MOST_RUNS}
+    if request.GET.get("part"):
+        return render(request, "runs/_groups.html", context)
+    context |= _frame(request, terms, address, with_totals="totals" in request.GET)
+    context |= {"first_page": True, "stale": 0}
+    if "facets" in request.GET:
+        context |= _facets(request, terms, address)
+    return render(request, "runs/list.html", context)
+
+
+def _frame(
+    request: HttpRequest, terms: tuple[Term, ...], address: ListAddress, *, with_totals: bool
+) -> dict[str, Any]:
+    """What is around the rows: the search, the menus, the tabs, and the banners."""
+    sums = _totals(request, terms) if with_totals else {}
+    return {
+        "storage": storage_health.storage_problem(),
+        "silent_since": health.silent_since(),
+        "can_submit": permissions.can_submit(request.user),  # also the permission to share views
+        "can_view": permissions.can_view(request.user),
+        "query": address.query,
         "sort": str(address.order),
         "filtered": bool(address.query),
         "chips": [{"term": t, "address": address.but(query=without(terms, t))} for t in terms],
-        "columns": _columns(address),
         "shown": address.columns,
         "every_column": table.COLUMNS,
         "written_columns": table.written(address.columns),
@@ -118,12 +154,21 @@ def runs(request: HttpRequest) -> HttpResponse:
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
-        "totals": (sums := _totals(request, terms) if with_totals else {}),
+        "totals": sums,
         "tabs": _tabs(terms, address, sums),
+        "group_choices": [
+            {"label": label, "address": address.but(group=by), "chosen": by == address.group}
+            for by, label in {"": "None", **groups.BY}.items()
+        ],
     }
-    if "facets" in request.GET and not error:
-        context |= _facets(request, terms, address)
-    return render(request, "runs/list.html", context, status=422 if error else 200)
+
+
+@require_safe
+@never_cache
+def runs_complete(request: HttpRequest) -> JsonResponse:
+    """Completions of the query up to the cursor, for the search field."""
+    found = completion.completions(request.user, request.GET.get("q", ""))
+    return JsonResponse({"completions": [dataclasses.asdict(each) for each in found]})
 
 
 @require_safe

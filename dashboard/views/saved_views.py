@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
+from dashboard.access import or_404
 from dashboard.list_address import ListAddress
 from dashboard.views.access import reader
 from runs.actions import saved_views as service
@@ -31,6 +32,7 @@ def save(request: HttpRequest) -> HttpResponse:
             sort=str(address.order),
             columns=address.columns,
             differing=address.differing,
+            group=address.group,
         )
     except ActionRefused as error:
         messages.error(request, f"View not saved: {error}.")
@@ -43,9 +45,7 @@ def save(request: HttpRequest) -> HttpResponse:
 def view(request: HttpRequest, view_id: int) -> HttpResponse:
     """``do`` is ``change`` (name, shared), ``replace`` (with the current list) or ``delete``."""
     user, address = reader(request), _here(request)
-    saved_view = service.view_to_delete(user, view_id)
-    if saved_view is None:
-        raise Http404
+    saved_view = or_404(service.view_to_delete(user, view_id))
     what = request.POST.get("do", "")
     if what == "delete":
         if not service.can_delete(user, saved_view):
@@ -82,6 +82,7 @@ def _replace(saved_view: SavedView, address: ListAddress) -> None:
         sort=str(address.order),
         columns=address.columns,
         differing=address.differing,
+        group=address.group,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dashboard.access import or_404
 from dashboard.forms.settings import BudgetForm
 from dashboard.views.access import reader
 from dashboard.views.settings_access import add_problem, administrator, is_administrator
@@ -25,49 +26,40 @@ def budgets(request: HttpRequest) -> HttpResponse:
     reader(request)
     if request.method != "POST":
         return _page(request, BudgetForm(initial=_asked(request)))
-    actor = administrator(request)
-    form = BudgetForm(request.POST)
-    if form.is_valid():
-        try:
-            budget = actions.save_budget(**form.values(), actor=actor)
-        except InvalidRun as error:
-            add_problem(form, error)
-        else:
-            messages.success(request, f"Budget of {budget} saved.")
-            return redirect("settings-budgets")
-    return _page(request, form, status=422)
+    return _save(request, BudgetForm(request.POST), None)
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def budget(request: HttpRequest, budget_id: int) -> HttpResponse:
     """Change a budget."""
-    actor, found = administrator(request), _found(budget_id)
-    form = BudgetForm(request.POST if request.method == "POST" else None, initial=_initial(found))
-    if request.method == "POST" and form.is_valid():
+    administrator(request)
+    found = or_404(queries.find(budget_id))
+    data = request.POST if request.method == "POST" else None
+    return _save(request, BudgetForm(data, initial=_initial(found)), found)
+
+
+def _save(request: HttpRequest, form: BudgetForm, changed: Budget | None) -> HttpResponse:
+    """Store a valid form; otherwise show it, with what is wrong."""
+    actor = administrator(request)
+    if form.is_valid():
         try:
-            actions.save_budget(**form.values(), actor=actor, budget=found)
+            saved = actions.save_budget(**form.values(), actor=actor, budget=changed)
         except InvalidRun as error:
             add_problem(form, error)
         else:
-            messages.success(request, f"Budget of {found} saved.")
+            messages.success(request, f"Budget of {saved} saved.")
             return redirect("settings-budgets")
-    return _page(request, form, changed=budget_id, status=422 if form.errors else 200)
+    number = None if changed is None else changed.pk
+    return _page(request, form, changed=number, status=422 if form.errors else 200)
 
 
 @require_POST
 def delete(request: HttpRequest, budget_id: int) -> HttpResponse:
-    actor, found = administrator(request), _found(budget_id)
+    actor, found = administrator(request), or_404(queries.find(budget_id))
     actions.delete_budget(found, actor=actor)
     messages.success(request, f"Budget of {found} deleted.")
     return redirect("settings-budgets")
-
-
-def _found(budget_id: int) -> Budget:
-    found = queries.find(budget_id)
-    if found is None:
-        raise Http404
-    return found
 
 
 def _initial(budget: Budget) -> dict[str, object]:

@@ -15,6 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.access import or_404
 from dashboard.forms import credentials as forms
 from dashboard.views.settings_access import administrator
 from runs.actions import credentials as actions
@@ -50,7 +51,7 @@ def add(request: HttpRequest, kind: str) -> HttpResponse:
 def credential(request: HttpRequest, credential_id: int) -> HttpResponse:
     """Change a credential: a new value rotates a secret, without ending jobs that have the old."""
     administrator(request)
-    found = _found(credential_id)
+    found = or_404(settings_rows.credential(credential_id))
     return _form(request, actions.kind_of_credential(found), found)
 
 
@@ -81,7 +82,7 @@ def _form(request: HttpRequest, kind: Any, found: Credential | None) -> HttpResp
 def test(request: HttpRequest, credential_id: int) -> HttpResponse:
     """Check the identity at the backend, or the operations in the bucket ``uri``."""
     administrator(request)
-    found = _found(credential_id)
+    found = or_404(settings_rows.credential(credential_id))
     tested = actions.test_credential(found, request.POST.get("uri", "").strip()[:500])
     (messages.success if tested.ok else messages.error)(request, f"{found}: {tested.message}")
     return redirect("settings-credential", credential_id=found.pk)
@@ -89,7 +90,7 @@ def test(request: HttpRequest, credential_id: int) -> HttpResponse:
 
 @require_POST
 def delete(request: HttpRequest, credential_id: int) -> HttpResponse:
-    actor, found = administrator(request), _found(credential_id)
+    actor, found = administrator(request), or_404(settings_rows.credential(credential_id))
     name = str(found)
     try:
         actions.delete_credential(found, actor=actor)
@@ -98,10 +99,3 @@ def delete(request: HttpRequest, credential_id: int) -> HttpResponse:
         return redirect("settings-credential", credential_id=credential_id)
     messages.success(request, f"Credential {name} deleted.")
     return redirect("settings-credentials")
-
-
-def _found(credential_id: int) -> Credential:
-    found = settings_rows.credential(credential_id)
-    if found is None:
-        raise Http404
-    return found

@@ -10,6 +10,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
+from dashboard.access import or_404
 from dashboard.forms.settings import HardwarePriceForm, TrafficPriceForm
 from dashboard.views.access import reader
 from dashboard.views.settings_access import administrator, is_administrator
@@ -48,10 +49,8 @@ def prices(request: HttpRequest) -> HttpResponse:
 def hardware(request: HttpRequest, backend: str, name: str) -> HttpResponse:
     """Set the prices of one hardware; empty fields keep those of the catalogue."""
     actor = administrator(request)
-    found = [r for r in queries.price_rows() if (r["backend"], r["hardware"]) == (backend, name)]
-    if not found:
-        raise Http404
-    row = found[0]
+    rows = queries.price_rows()
+    row = or_404(next((r for r in rows if (r["backend"], r["hardware"]) == (backend, name)), None))
     initial = {n: row[f"set_{n}"] for n in ("price_usd_h", "spot_price_usd_h")}
     form = HardwarePriceForm(request.POST if request.method == "POST" else None, initial=initial)
     if request.method == "POST" and form.is_valid():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dashboard.access import or_404
 from dashboard.forms.settings import WebhookForm
 from dashboard.views.settings_access import add_problem, administrator
 from runs.actions import webhooks as actions
@@ -46,7 +47,7 @@ def webhooks(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def webhook(request: HttpRequest, webhook_id: int) -> HttpResponse:
     """Change a webhook."""
-    actor, hook = administrator(request), _found(webhook_id)
+    actor, hook = administrator(request), or_404(settings_rows.webhook(webhook_id))
     initial = {name: getattr(hook, name) for name in ("name", "url", "kinds", "enabled")}
     form = WebhookForm(request.POST if request.method == "POST" else None, initial=initial)
     if request.method == "POST" and form.is_valid():
@@ -62,7 +63,7 @@ def webhook(request: HttpRequest, webhook_id: int) -> HttpResponse:
 
 @require_POST
 def test(request: HttpRequest, webhook_id: int) -> HttpResponse:
-    actor, hook = administrator(request), _found(webhook_id)
+    actor, hook = administrator(request), or_404(settings_rows.webhook(webhook_id))
     actions.send_test(hook, actor=actor)
     messages.info(request, f"Test sent to {hook}. Its result appears under Deliveries.")
     return redirect("settings-webhook", webhook_id=hook.pk)
@@ -70,7 +71,7 @@ def test(request: HttpRequest, webhook_id: int) -> HttpResponse:
 
 @require_POST
 def delete(request: HttpRequest, webhook_id: int) -> HttpResponse:
-    actor, hook = administrator(request), _found(webhook_id)
+    actor, hook = administrator(request), or_404(settings_rows.webhook(webhook_id))
     actions.delete_webhook(hook, actor=actor)
     messages.success(request, f"Webhook {hook} deleted.")
     return redirect("settings-webhooks")
@@ -79,21 +80,12 @@ def delete(request: HttpRequest, webhook_id: int) -> HttpResponse:
 @require_POST
 def repeat(request: HttpRequest, delivery_id: uuid.UUID) -> HttpResponse:
     """Send a finished delivery again."""
-    actor, delivery = administrator(request), settings_rows.delivery(delivery_id)
-    if delivery is None:
-        raise Http404
+    actor, delivery = administrator(request), or_404(settings_rows.delivery(delivery_id))
     if actions.send_again(delivery, actor=actor):
         messages.info(request, "Sent again. Its result appears here.")
     else:
         messages.info(request, "It is still waiting, and retried automatically.")
     return redirect("settings-webhook", webhook_id=delivery.webhook_id)
-
-
-def _found(webhook_id: int) -> Webhook:
-    hook = settings_rows.webhook(webhook_id)
-    if hook is None:
-        raise Http404
-    return hook
 
 
 def _page(

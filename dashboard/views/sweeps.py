@@ -10,11 +10,12 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from dashboard.access import or_404
 from dashboard.presentation.changes import value_text
 from dashboard.presentation.scatter import scatter
 from dashboard.views.access import reader, signed_in
@@ -58,7 +59,12 @@ def sweep(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
         "metrics": METRICS.values(),
         "fields": fields,
         "rows": [
-            row | {"cells": [value_text(row["values"].get(each["field"])) for each in fields]}
+            row
+            | {
+                "cells": [
+                    (each["label"], value_text(row["values"].get(each["field"]))) for each in fields
+                ]
+            }
             for row in runs
         ],
         "best": runs[0] if runs and runs[0]["rank"] else None,
@@ -85,7 +91,4 @@ def stop(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
 
 
 def _sweep(request: HttpRequest, sweep_id: UUID) -> Sweep:
-    found = queries.find(reader(request), sweep_id)
-    if found is None:
-        raise Http404
-    return found
+    return or_404(queries.find(reader(request), sweep_id))

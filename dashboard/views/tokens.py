@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
-from dashboard.forms.fields import style_inputs
+from dashboard.forms.fields import StyledForm
 from dashboard.presentation import formats
 from dashboard.views.access import signed_in
 from runs import permissions
@@ -24,7 +24,7 @@ INITIAL = {"scope": "read", "days": "90"}
 LIFETIMES = {"30": "30 days", "90": "90 days", "365": "1 year", "": "Never"}
 
 
-class TokenForm(forms.Form):
+class TokenForm(StyledForm):
     name = forms.CharField(
         label="Name", max_length=service.NAME_LENGTH, help_text="Where the token is used."
     )
@@ -35,10 +35,6 @@ class TokenForm(forms.Form):
         help_text="A token can never do more than your own role allows.",
     )
     days = forms.ChoiceField(label="Expires", required=False, choices=list(LIFETIMES.items()))
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        style_inputs(self)
 
 
 @never_cache

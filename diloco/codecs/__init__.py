@@ -18,7 +18,15 @@ from diloco.protocol.payload_size import CODEC_SHAPES, DEFAULT_TOPK
 
 __all__ = ["ALIGNMENT", "Codec", "get_codec"]
 
-_CODECS: dict[str, Callable[[], Codec]] = {codec.name: codec for codec in (Fp32, Bf16, Int8, E3M0)}
+_CODECS: dict[str, Callable[[], Codec]] = {
+    codec.name: codec
+    for codec in (
+        Fp32,
+        Bf16,
+        Int8,
+        E3M0,
+    )
+}
 """Codecs without an argument."""
 
 

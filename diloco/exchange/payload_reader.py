@@ -29,12 +29,16 @@ from diloco.protocol.blocks import (
     slice_count,
     slice_spans,
 )
-from diloco.protocol.parallel_reads import Range, read_parts
+from diloco.protocol.parallel_reads import ExpectedReads, Parts, Range, read_parts
 from diloco.protocol.reading import READS
 from diloco.protocol.records import Identity, Plan, PlannedContribution
 from diloco.store.base import MissingKey, Store
 
 log = logging.getLogger(__name__)
+
+REPAIR_S = 2.0
+"""Pause before the last read of a damaged slice. Its writer reads the payload back when it has
+written its record, and uploads a damaged one again."""
 
 
 class CannotReduce(Exception):
@@ -54,7 +58,8 @@ class CannotReduce(Exception):
 class Own:
     """This replica's contribution: its writer, its payload's digest and the encoded ``vector``
     (n,) fp32, with the payload's ``body`` if it is small. ``start`` is the vector's first element
-    in the fragment, above 0 on a rank that holds a slice.
+    in the fragment, above 0 on a rank that holds a slice. ``ahead`` reads the other payloads that
+    the plan is expected to name.
 
     A planned contribution is this one only if identity and digest agree, because the writer of a
     record can copy another record's digest.
@@ -65,6 +70,7 @@ class Own:
     vector: Tensor
     body: Tensor | None = None
     start: int = 0
+    ahead: ExpectedReads | None = None
 
     def matches(self, planned: PlannedContribution) -> bool:
         """Return whether ``planned`` is this contribution."""
@@ -114,21 +120,27 @@ class PayloadReader:
 
         Values are (slice,) fp32 on the CPU and finite. Raises :class:`CannotReduce`.
         """
-        contributions = self._plan.contributions
-        parts = self._parts(span)
-        is_own = [self._own is not None and self._own.matches(planned) for planned in contributions]
-        ranges = (
-            self._range(planned, part)
-            for part in parts
-            for planned, own in zip(contributions, is_own, strict=True)
-            if not own
-        )
-        with contextlib.closing(read_parts(self._store, ranges)) as stream:
-            for part in parts:
-                for planned, own in zip(contributions, is_own, strict=True):
+        with contextlib.closing(self._stream(span)) as stream:
+            for part in self._parts(span):
+                for planned in self._plan.contributions:
+                    own = self._is_own(planned)
                     pieces = self._own_part(part) if own else self._read_part(planned, part, stream)
                     for where, piece in pieces:
                         yield planned, where, piece
+
+    def ranges(self, span: Span) -> list[Range]:
+        """Return what :meth:`pieces` reads, in this order. Raises :class:`CannotReduce`."""
+        others = [one for one in self._plan.contributions if not self._is_own(one)]
+        return [self._range(planned, part) for part in self._parts(span) for planned in others]
+
+    def _stream(self, span: Span) -> Parts:
+        """Read the other payloads, or take the reads that have begun before the plan."""
+        ranges = self.ranges(span)
+        begun = self._own.ahead.parts_of(ranges) if self._own and self._own.ahead else None
+        return begun or read_parts(self._store, ranges)
+
+    def _is_own(self, planned: PlannedContribution) -> bool:
+        return self._own is not None and self._own.matches(planned)
 
     def _parts(self, span: Span) -> list[Span]:
         """Return the parts of ``span``, cut where a payload's next object begins. Raises
@@ -204,8 +216,10 @@ class PayloadReader:
         """
         blocks = self._blocks_of(planned)
         key, start, size_bytes = self._range(planned, where)
-        for _ in range(READS - 1):
+        for read in range(1, READS):
             log.warning("%s: %s; reading it again", key, error)
+            if read == READS - 1:
+                self._timings.clock.sleep(REPAIR_S)
             try:
                 return blocks.decode(self._store.get_range(key, start, size_bytes), where)
             except MissingKey as missing:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import ContentDigest, WeightedSum, digest, rescale
 from diloco.protocol import keys
 from diloco.protocol.blocks import Span, shard_spans
-from diloco.protocol.parallel_reads import read_parts
+from diloco.protocol.parallel_reads import ExpectedReads, Range, read_parts
 from diloco.protocol.payload_size import FULL_MEAN, reduced_codec
 from diloco.protocol.reading import READS
 from diloco.protocol.records import Commit, Plan, PlannedContribution
@@ -112,6 +112,7 @@ class Reduction:
         self._spans = shard_spans(self._numel, len(plan.owners))
         self._vector: Tensor | None = None
         self._reduced_shards: dict[int, str] = {}
+        self._ahead: ExpectedReads | None = None
 
     @property
     def _merged(self) -> Tensor:
@@ -167,6 +168,20 @@ class Reduction:
         self._reduced_shards[shard] = shard_digest
         return shard_digest
 
+    def read_ahead(self, reduced: Mapping[int, tuple[str, ...]]) -> None:
+        """Begin to read the shards of a listing, ``reduced`` (digests by shard), if it has one
+        version of each. A commit of other versions drops the reads."""
+        found = [reduced.get(shard, ()) for shard in range(len(self._spans))]
+        if self._ahead is None and all(len(digests) == 1 for digests in found):
+            requests = self._shard_requests([digest for (digest,) in found])
+            clock = self._timings.clock
+            self._ahead = ExpectedReads(self._store, requests, clock=clock, polls=None)
+
+    def close(self) -> None:
+        """End the reads that have begun."""
+        if self._ahead is not None:
+            self._ahead.close()
+
     def committed(self, commit: Commit) -> Merged:
         """Return the mean that ``commit`` applies, from the payloads or from the reduced shards.
 
@@ -209,19 +224,11 @@ class Reduction:
 
     def _collect(self, commit: Commit) -> None:
         """Read the reduced shards into the merged fragment. Raises :class:`CannotReduce`."""
-        missing = [
-            shard
-            for shard in range(len(self._spans))
-            if self._reduced_shards.get(shard) != commit.shards[shard]
-        ]
-        requests = (
-            (keys.reduced_shard(self._plan.round, shard, commit.shards[shard]), *where)
-            for shard in missing
-            for where in self._ranges(shard)
-        )
+        requests = self._shard_requests(commit.shards)
+        begun = self._ahead.parts_of(requests) if self._ahead else None
         damaged: list[int] = []
-        with contextlib.closing(read_parts(self._store, requests)) as stream:
-            for shard in missing:
+        with contextlib.closing(begun or read_parts(self._store, requests)) as stream:
+            for shard in self._missing_shards(commit.shards):
                 parts = self._shard_parts(shard)
                 try:
                     bodies = (self._downloaded(stream) for _ in parts)
@@ -231,6 +238,19 @@ class Reduction:
                     raise CannotReduce(None, f"expected an object {error}, found none") from None
         for shard in damaged:
             self._read_shard_again(shard, commit.shards[shard])
+
+    def _missing_shards(self, digests: Sequence[str]) -> list[int]:
+        """Return the shards that this process has not reduced to these digests."""
+        numbers = range(len(self._spans))
+        return [shard for shard in numbers if self._reduced_shards.get(shard) != digests[shard]]
+
+    def _shard_requests(self, digests: Sequence[str]) -> list[Range]:
+        """Return the ranges of the missing shards, in order."""
+        return [
+            (keys.reduced_shard(self._plan.round, shard, digests[shard]), *where)
+            for shard in self._missing_shards(digests)
+            for where in self._ranges(shard)
+        ]
 
     def _downloaded(self, stream: Iterator[bytes]) -> bytes:
         with self._timings.measure("download"):

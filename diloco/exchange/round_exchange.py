@@ -8,15 +8,19 @@ in its own thread.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 from torch import Tensor
 
 from diloco.clock import Clock
 from diloco.exchange.exchange_context import ExchangeContext
 from diloco.exchange.payload import PayloadInfo, digest_of, norms_of
+from diloco.exchange.payloads_ahead import read_ahead
 from diloco.exchange.reduce import CannotReduce, Merged, Own
 from diloco.exchange.round_observer import Base, RoundObserver
 from diloco.exchange.round_settlement import (
@@ -28,7 +32,7 @@ from diloco.exchange.round_settlement import (
     compare_digests,
 )
 from diloco.exchange.step_accounting import LocalWork
-from diloco.exchange.team import OneProcess, Team
+from diloco.exchange.team import OneProcess, Team, UploadedPart
 from diloco.exchange.timings import Timings
 from diloco.membership.lease import Lease
 from diloco.protocol import keys
@@ -36,6 +40,7 @@ from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit, ContributionRecord, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
+from diloco.store.daemon import call_in_daemon
 
 __all__ = ["DAMAGE_PATIENCE_S", "ContributionLost", "Exchange", "RoundResult", "Sent", "Timings"]
 
@@ -84,10 +89,15 @@ class Exchange:
         work: LocalWork,
         rounds_here: int,
         timings: Timings,
+        settles: bool = False,
     ) -> Sent:
         """Upload ``vector`` (n,) fp32, the pseudo-gradient of the fragment, or of a slice of
         it, while it is being encoded, then its record. Raises
-        :class:`~diloco.store.base.StoreError`."""
+        :class:`~diloco.store.base.StoreError`.
+
+        If the caller ``settles`` the round next, the payload is read back and the others' are read
+        ahead in the background. Otherwise the payload is read back before the record is written.
+        """
         identity = self._round_observer.identity
         slots = self._round_observer.slots(round)
         info = PayloadInfo(
@@ -133,12 +143,23 @@ class Exchange:
             attempt=info.attempt,
             wall_s=self._clock.wall(),
         )
-        with timings.measure("upload"):
-            self._store.put(keys.contribution_record(*where), record.to_bytes())
         own = Own(identity=identity, digest=digest, vector=vector, body=parts[0].body)
-        if damage := "; ".join(part.damage for part in parts if part.damage):
-            log.error("round %d: the store damages this replica's payload: %s", round, damage)
-        return Sent(record=record, own=own, damage=damage)
+        with timings.measure("upload"):
+            checking = _verified(round, parts, in_background=settles)
+        if settles and len(parts) == 1:
+            last = self._round_observer.known_plan_before(round)
+            ahead = read_ahead(
+                self._store, self._context.settings, last, info, own, timings=timings
+            )
+            own = replace(own, ahead=ahead)
+        sent = Sent(record=record, own=own, checking=checking)
+        try:
+            with timings.measure("upload"):
+                self._store.put(keys.contribution_record(*where), record.to_bytes())
+        except BaseException:
+            sent.close()
+            raise
+        return sent
 
     def replay(self, commit: Commit) -> Merged | None:
         """Return the merged mean of a round that was committed without this replica; None if void.
@@ -179,4 +200,24 @@ class Exchange:
         settlement = RoundSettlement(
             self._context, round, base=base, sent=sent, timings=timings, earlier=earlier
         )
-        return settlement.run()
+        try:
+            return settlement.run()
+        finally:
+            settlement.close()
+
+
+def _verified(round: int, parts: Sequence[UploadedPart], *, in_background: bool) -> Future[str]:
+    """Read the objects of a payload back; the result describes the damage that remains."""
+
+    def verify() -> str:
+        damage = "; ".join(filter(None, [part.verify() for part in parts]))
+        if damage:
+            log.error("round %d: the store damages this replica's payload: %s", round, damage)
+        return damage
+
+    if in_background:
+        with contextlib.suppress(RuntimeError):  # the system starts no thread
+            return call_in_daemon(verify, name="verify_upload")
+    checked: Future[str] = Future()
+    checked.set_result(verify())
+    return checked

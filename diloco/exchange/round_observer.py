@@ -19,7 +19,7 @@ from diloco.membership.lease import Lease
 from diloco.membership.observer import Observer
 from diloco.model.fragments import Slot, Table
 from diloco.protocol import keys
-from diloco.protocol.parallel_reads import read_each
+from diloco.protocol.parallel_reads import read_each, run_both
 from diloco.protocol.reading import READS, Damaged, read_record
 from diloco.protocol.records import BadRecord, Commit, ContributionRecord, Identity, Plan
 from diloco.protocol.round_view import GATHER, MODES, Merge, RoundView, Totals
@@ -176,6 +176,11 @@ class RoundObserver:
         """Cache a plan that this process has just created."""
         self._plans[plan.round] = plan
 
+    def known_plan_before(self, round: int) -> Plan | None:
+        """Return the newest plan of an earlier round that this process has read or created."""
+        known = [plan for r, plan in list(self._plans.items()) if plan and r < round]
+        return max(known, key=lambda plan: plan.round, default=None)
+
     def _newest_plan_before(self, round: int) -> Plan | None:
         """Return the newest known plan of an earlier round; reads the previous round's once. A
         damaged plan is unknown."""
@@ -183,8 +188,7 @@ class RoundObserver:
             self._plans[round - 1] = None
             with contextlib.suppress(Damaged):
                 self.plan_of(round - 1)
-        known = [plan for r, plan in list(self._plans.items()) if plan and r < round]
-        return max(known, key=lambda plan: plan.round, default=None)
+        return self.known_plan_before(round)
 
     def totals_before(self, round: int) -> Totals | None:
         """Return the counts up to the commit before a round; None while there is no such commit.
@@ -223,17 +227,22 @@ class RoundObserver:
 
         ``own`` is this replica's contribution, which is rewritten if the stored record is damaged.
         Leases are read at most once per heartbeat interval in a round, because they do not change
-        more often, and before the contributions: if one shows its replica past this round, the
-        listing that follows includes the contribution that the replica made before.
+        more often, and at the same time as the contributions. If a lease shows its replica past
+        this round, a listing that begins later includes the contribution that it made before.
         """
         looked_round, looked_s = self._looked
         if round != looked_round and self._settings.num_replicas > GETS_OF_A_LISTING:
             self._contributions(round, own)  # of these replicas no lease is read
         if round != looked_round or not 0 <= waited_s - looked_s < self._lease.interval_s:
             known = {r.replica for r in list(self._records.values()) if r.round == round}
-            self._observer.look(skip=known)
+            _, contributions = run_both(
+                lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
+            )
             self._looked = (round, waited_s)
-        contributions = self._contributions(round, own)
+            if self._observer.past(round) - contributions.keys():
+                contributions = self._contributions(round, own)
+        else:
+            contributions = self._contributions(round, own)
         expected = self._observer.working_towards(round)
         self._observer.ask(expected - contributions.keys() - {self.identity.replica})
         return replace(
@@ -368,10 +377,10 @@ class RoundObserver:
             return f"{key} is missing"
         return ""
 
-    def reduced_shards(self, plan: Plan) -> dict[int, tuple[str, ...]]:
+    def reduced_shards(self, plan: Plan, *, leases: bool = True) -> dict[int, tuple[str, ...]]:
         """Return the digests of the stored objects by shard; lists the reduced objects, and reads
-        the leases of the owners whose shard is missing: of many of them from the second listing
-        on, because most shards arrive soon."""
+        the ``leases`` of the owners whose shard is missing from the second listing on, because most
+        shards arrive soon."""
         digests: dict[int, tuple[str, ...]] = {}
         for info in self._store.list(keys.reduced(plan.round)):
             parsed = keys.parse_reduced_shard(info.key)
@@ -379,7 +388,7 @@ class RoundObserver:
                 digests[parsed[1]] = (*digests.get(parsed[1], ()), parsed[2])
         missing = {owner for shard, owner in enumerate(plan.owners) if shard not in digests}
         is_first, self._listed_plan = self._listed_plan != plan.round, plan.round
-        if missing and not (is_first and len(missing) > GETS_OF_A_LISTING):
+        if missing and leases and not is_first:
             self._observer.look(only=missing)
         return digests
 

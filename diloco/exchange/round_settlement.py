@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from diloco.errors import RoundTimeout
@@ -18,12 +19,15 @@ from diloco.exchange.round_observer import Base
 from diloco.exchange.timings import Timings
 from diloco.exchange.waiting import ExpectedWait, Stage, patience_s
 from diloco.protocol import keys
+from diloco.protocol.control_pace import READ_AHEAD_PAYLOADS
+from diloco.protocol.parallel_reads import run_both
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan, Refusal
 from diloco.protocol.round_decision import decide, void_unplanned
 from diloco.protocol.round_view import (
     FAR,
     GATHER,
+    SHARDED,
     SYNCER,
     WHOLE,
     Action,
@@ -38,6 +42,8 @@ from diloco.protocol.round_view import (
 
 log = logging.getLogger(__name__)
 
+SHARD_LOOKS = 2
+"""Listings of reduced shards by a process whose turn it is not, to read them before the commit."""
 STAGGER_S = 1.0
 """Delay between two candidates for creating a plan or a commit."""
 DAMAGE_PATIENCE_S = 10.0
@@ -52,13 +58,23 @@ class ContributionLost(Exception):
 class Sent:
     """A durable contribution.
 
-    ``own`` has the encoded vector, for this replica's part of the reduction. ``damage`` describes
-    damage to the stored payload that repeated uploads did not fix; '' if there is none.
+    ``own`` has the encoded vector, for this replica's part of the reduction. ``checking`` reads the
+    stored payload back.
     """
 
     record: ContributionRecord
     own: Own
-    damage: str = ""
+    checking: Future[str]
+
+    def damage(self) -> str:
+        """Wait until the payload was read back; return the damage that repeated uploads did not
+        fix, '' if there is none. Raises :class:`~diloco.store.base.StoreError`."""
+        return self.checking.result()
+
+    def close(self) -> None:
+        """End the reads of other payloads."""
+        if self.own.ahead is not None:
+            self.own.ahead.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +131,18 @@ class RoundSettlement:
         self._merged: Merged | None = None
         self._reduced: dict[int, tuple[str, ...]] | None = None
         self._plan_was_missing = self._commit_is_missing = False
-        self._is_committing = self._is_checked = False
+        self._is_committing = self._is_checked = self._has_committed = False
+        self._shard_looks = SHARD_LOOKS
         self._plan_is_early = sent is not None and context.history.plan.is_longer(1.0)
-        """No plan can be expected yet: this process has just contributed, and always waits."""
+        """No plan can be expected yet: this process has just contributed, and always waits, or it
+        is the first one to plan."""
+
+    def close(self) -> None:
+        """End the reads that have begun before the plan or the commit."""
+        if self._sent is not None:
+            self._sent.close()
+        if self._reduction is not None:
+            self._reduction.close()
 
     def run(self) -> RoundResult:
         """Wait for the round's commit and return the result; the errors are those of
@@ -125,12 +150,13 @@ class RoundSettlement:
         waiting_since_s = self._started_s
         history = self._context.history
         self._stage: Stage = self._begin_stage(history.candidates, history.plan)
+        self._plan_is_early |= self._sent is not None and self._stage.turn.place == 0
         while True:
             self._context.check()
+            self._begin_commit_if_reduced()
             commit, damaged = self._read_commit()
+            self._begin_commit_if_reduced()
             now_s = self._clock.monotonic()
-            if self._plan is not None and not self._is_committing and not self._must_reduce:
-                self._begin_commit(self._plan)
             if commit is not None and (self._plan is not None or commit.void):
                 self._remember(now_s)
                 return self._result(commit)
@@ -211,8 +237,11 @@ class RoundSettlement:
         )
         return Stage(turn, expected, began_s=self._clock.monotonic(), patience_s=longest_s)
 
-    def _begin_commit(self, plan: Plan) -> None:
+    def _begin_commit_if_reduced(self) -> None:
         """Begin to wait for the commit, once the own part of the reduction is done."""
+        plan = self._plan
+        if plan is None or self._is_committing or self._must_reduce:
+            return
         history = self._context.history
         history.candidates = tuple(
             Identity(replica=c.replica, incarnation=c.incarnation) for c in plan.contributions
@@ -255,10 +284,34 @@ class RoundSettlement:
             self._commit_is_missing = False
         elif self._plan is not None or damaged is not None:
             try:
-                commit = self._round_observer.commit_of(self._round)
+                commit = self._look_for_commit()
             except Damaged as error:
                 damaged = error
         return commit, damaged
+
+    def _look_for_commit(self) -> Commit | None:
+        """Read the commit. In a small sharded round, list the reduced shards at the same time, and
+        begin to read them once all are there."""
+        plan, observer = self._plan, self._round_observer
+        is_small = plan is not None and len(plan.owners) <= READ_AHEAD_PAYLOADS
+        if plan is None or not is_small or plan.mode != SHARDED or not self._is_committing:
+            return observer.commit_of(self._round)
+        is_due = self._stage.turn.is_due
+        if self._has_committed or not (is_due or self._shard_looks):
+            return observer.commit_of(self._round)
+        self._shard_looks = max(0, self._shard_looks - 1)
+        commit, reduced = run_both(
+            lambda: observer.commit_of(self._round),
+            lambda: observer.reduced_shards(plan, leases=is_due),
+        )
+        self._found_shards(plan, reduced)
+        return commit
+
+    def _found_shards(self, plan: Plan, reduced: dict[int, tuple[str, ...]]) -> None:
+        """Note a listing of reduced shards, and read them ahead of the commit."""
+        self._reduced = reduced
+        if self._sent is not None:
+            self._reduction_of(plan).read_ahead(reduced)
 
     def _await_readable(
         self, damaged: Damaged, commit: Commit | None, now_s: float
@@ -332,6 +385,7 @@ class RoundSettlement:
         match action:
             case MakePlan(plan):
                 if store.create(keys.plan(plan.round), plan.to_bytes()):
+                    self._plan_was_missing = True
                     self._found(plan)
                     self._round_observer.remember_plan(plan)
                 for refusal in plan.refused:
@@ -344,14 +398,16 @@ class RoundSettlement:
                     )
             case Reduce(plan, shard):
                 self._reduce(plan, shard)
-                # Usually others still reduce, and a read would not find the commit.
-                self._commit_is_missing = self._context.history.commit.is_longer(0.1)
+                # Usually others still reduce, or wait for this process to commit.
+                is_first = self._stage.turn.place == 0
+                self._commit_is_missing = is_first or self._context.history.commit.is_longer(0.1)
             case ListShards(plan):
-                self._reduced = self._round_observer.reduced_shards(plan)
+                self._found_shards(plan, self._round_observer.reduced_shards(plan))
                 self._commit_is_missing = True
             case MakeCommit(commit):
                 if store.create(keys.commit(commit.round), commit.to_bytes()):
                     self._round_observer.remember(commit)
+                self._has_committed = True
 
     def _reduction_of(self, plan: Plan) -> Reduction:
         if self._reduction is None:
@@ -360,10 +416,14 @@ class RoundSettlement:
         return self._reduction
 
     def _reduce(self, plan: Plan, shard: int) -> None:
-        if self._sent and self._sent.damage and self._is_included(plan):
+        damage = ""
+        if self._sent and self._is_included(plan):
+            with self._timings.measure("upload"):
+                damage = self._sent.damage()
+        if damage:
             replica = self._round_observer.identity.replica
             self._merges[shard] = Merge(
-                failure=f"payload of replica {replica}: {self._sent.damage}",
+                failure=f"payload of replica {replica}: {damage}",
                 failed_replica=replica,
             )
             return
@@ -383,6 +443,8 @@ class RoundSettlement:
         return self._sent is not None and any(map(self._sent.own.matches, plan.contributions))
 
     def _result(self, commit: Commit) -> RoundResult:
+        if self._sent is not None:
+            self._sent.damage()  # no upload outlives its round
         plan = self._plan
         replica = self._round_observer.identity.replica
         refused = plan.refused if plan else ()

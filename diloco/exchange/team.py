@@ -32,14 +32,15 @@ class UploadedPart:
     """An object of a payload, which is durable.
 
     ``checksums`` and ``squares`` are those of :class:`~diloco.exchange.payload.PayloadWriter`, also
-    ``body``. ``damage`` describes damage to the stored object; '' if there is none.
+    ``body``. ``verify`` reads the stored object back, which takes time, uploads it again if it is
+    damaged, and returns a description of the damage that remains, '' if there is none.
     """
 
     size_bytes: int
     checksums: str
     squares: Sequence[tuple[int, float]]
     encode_s: float
-    damage: str
+    verify: Callable[[], str]
     body: Tensor | None = None
 
 
@@ -91,7 +92,7 @@ class OneProcess:
         span: Span | None = None,
     ) -> UploadedPart:
         """Upload the elements ``span`` of the fragment, or all, as object ``slice``."""
-        packing, damage = upload(
+        packing, verify = upload(
             self._store,
             keys.contribution_payload(info.round, info.replica, info.incarnation, slice),
             lambda: PayloadWriter(
@@ -111,7 +112,7 @@ class OneProcess:
             checksums=packing.checksums,
             squares=packing.squares,
             encode_s=packing.encode_s,
-            damage=damage,
+            verify=verify,
             body=packing.body,
         )
 

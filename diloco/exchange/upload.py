@@ -2,8 +2,11 @@
 
 A replica sums its own contribution from memory, so without a check only other replicas would notice
 a damaged object, perhaps after it has committed the round. It therefore reads the object back
-before a record names it: the whole object up to a limit, and of a larger one that many bytes,
-another part in each round. ``DILOCO_VERIFY_UPLOAD_BYTES`` sets the limit; 0 disables the check.
+before it reduces or commits the round: the whole object up to a limit, and of a larger one that
+many bytes, another part in each round. ``DILOCO_VERIFY_UPLOAD_BYTES`` sets the limit; 0 disables
+the check. The check takes the time of two requests, in which the record is written and the plan is
+made. A damaged object is uploaded again meanwhile, with the same bytes, and readers of a damaged
+block give its writer time for that.
 """
 
 from __future__ import annotations
@@ -42,18 +45,27 @@ def bytes_to_verify(environment: Mapping[str, str] = os.environ) -> int:
 
 def upload(
     store: Store, key: str, make: Callable[[], PayloadWriter], codec: Codec, *, verify_bytes: int
-) -> tuple[PayloadWriter, str]:
-    """Store a payload. Returns it with a description of the damage if all :data:`UPLOADS` attempts
-    arrived damaged, '' otherwise."""
-    damage = ""
-    for _ in range(UPLOADS):
-        packing = make()
-        store.put_stream(key, packing.parts)
-        damage = damage_of(store, key, packing, codec, verify_bytes=verify_bytes)
-        if not damage:
-            break
-        log.warning("%s was damaged in transfer (%s); uploading it again", key, damage)
-    return packing, damage
+) -> tuple[PayloadWriter, Callable[[], str]]:
+    """Store a payload. Returns it with the function that checks the stored object.
+
+    The function uploads a damaged object again, and returns a description of the damage if all
+    :data:`UPLOADS` attempts arrived damaged, '' otherwise.
+    """
+    packing = make()
+    store.put_stream(key, packing.parts)
+
+    def verify() -> str:
+        written = packing
+        for attempt in range(1, UPLOADS + 1):
+            damage = damage_of(store, key, written, codec, verify_bytes=verify_bytes)
+            if not damage or attempt == UPLOADS:
+                return damage
+            log.warning("%s was damaged in transfer (%s); uploading it again", key, damage)
+            written = make()
+            store.put_stream(key, written.parts)
+        return damage
+
+    return packing, verify
 
 
 def damage_of(

@@ -269,6 +269,10 @@ class Observer:
             r for r, beat in beats.items() if beat.round <= round and beat.state != "syncing"
         )
 
+    def past(self, round: int) -> frozenset[int]:
+        """Return the live replicas that work on a later round."""
+        return frozenset(r for r in self.live() if self._seen[r].beat.round > round)
+
     def suspected(self) -> frozenset[int]:
         """Return the live replicas whose next heartbeat is missing for half of the timeout. They
         keep their share of the weights; if such a replica is alive, its work is late."""

@@ -22,7 +22,7 @@ from diloco.model.frozen import frozen_parameters
 from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
-from diloco.protocol.records import FrozenEntry
+from diloco.protocol.records import MAX_TENSORS, FrozenEntry
 
 CHUNK = 2**22
 """Elements of a parameter that are read at a time to avoid a temporary of a fragment's size."""
@@ -84,6 +84,8 @@ class Layout:
         ]
         averaged = exchangeable(model) if buffers else []
         slots += [_buffer_slot(name, buffer) for name, buffer in averaged]
+        frozen = sum(not parameter.requires_grad for parameter in model.parameters())
+        _check_number(trained=len(slots), frozen=frozen)
         self.model_hash = _fingerprint(slots)
         self.tensors = tuple(slots)
         """The tensors in the model's order."""
@@ -272,6 +274,17 @@ def _rounded(slot: Slot, values: Tensor) -> Tensor:
     if slot.dtype in ("bfloat16", "float16"):
         return values.to(getattr(torch, slot.dtype)).float()
     return values
+
+
+def _check_number(*, trained: int, frozen: int) -> None:
+    """Raise :class:`ValueError` for more tensors than a checkpoint's manifest can list."""
+    if trained + frozen <= MAX_TENSORS:
+        return
+    raise ValueError(
+        f"expected a model of at most {MAX_TENSORS:,} parameters, with averaged buffers, found "
+        f"{trained + frozen:,} ({trained:,} trained, {frozen:,} frozen). Join small parameters to "
+        "larger ones, e.g. those of all experts of a layer"
+    )
 
 
 def _fingerprint(slots: list[Slot]) -> str:

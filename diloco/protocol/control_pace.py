@@ -42,6 +42,11 @@ READS_PER_LISTING = 0.9
 straggler."""
 LISTINGS_PER_ROUND = 3
 """Listings of a replica that lists, in a round without a straggler."""
+READ_AHEAD_PAYLOADS = 8
+"""Contributors up to which payloads are read before there is a plan: each costs a request to look
+for it. The time that this saves is the same in a larger group, in which a round takes longer."""
+FAILED_POLLS = 8
+"""Such requests that can find nothing, in a round."""
 
 
 def calm_interval_s(heartbeat_timeout_s: float, *, left_s: float = 0.0) -> float:
@@ -125,8 +130,11 @@ def control_requests(
     awaited = (often_s + (wall_s - often_s) / awaited_looks(wall_s, timeout_s)) / interval_s
     timed_gets = wall_s / look_s * reads + awaited
     listing = min(LISTING_REPLICAS, settings.num_replicas)
-    round_puts = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
+    round_puts: float = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
+    if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
+        round_gets += replicas * (replicas - 1 + FAILED_POLLS / 2)
+        round_puts += replicas  # a listing of the reduced shards
     return ControlRequests(
         puts=replicas * timed_puts + rounds * round_puts,
         gets=replicas * timed_gets + rounds * round_gets,

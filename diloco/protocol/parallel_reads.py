@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from diloco.clock import Clock
 from diloco.protocol.records import BadRecord, Record
-from diloco.store.base import MissingKey, Store, StoreUnavailable
+from diloco.store.base import MissingKey, Store, StoreError, StoreUnavailable
 from diloco.store.daemon import DaemonPool
 from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 RECORDS_IN_FLIGHT = 8
 """Small objects that :func:`read_each` reads at once."""
+FIRST_POLL_S, LONGEST_POLL_S = 0.03, 0.2
+"""Pauses after such a poll."""
 
 Parts: TypeAlias = Generator[bytes, None, None]
 Range: TypeAlias = tuple[str, int, int]
@@ -44,9 +47,65 @@ def read_parts(store: Store, requests: Iterable[Range], *, line: Line = DOWNLOAD
     keep an open one. If the system starts no further thread, fewer ranges are read ahead, and none
     is read ahead without any thread.
     """
-    with contextlib.closing(_ReadAhead(store, requests, line)) as ahead:
+    yield from _parts(_ReadAhead(store, requests, line))
+
+
+def _parts(ahead: _ReadAhead) -> Parts:
+    with contextlib.closing(ahead):
         while (part := ahead.take()) is not None:
             yield part
+
+
+class ExpectedReads:
+    """Ranges of objects that are expected soon, read before it is certain that they are needed.
+
+    Objects are polled, one byte each, and read once they are there. After ``polls`` that found
+    nothing, the others are left to :meth:`parts_of`. Without ``polls`` they exist. Memory and
+    threads are bounded as in :func:`read_parts`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        requests: Sequence[Range],
+        *,
+        clock: Clock,
+        polls: int | None,
+        line: Line = DOWNLOAD_LINE,
+    ) -> None:
+        self._requests = list(requests)
+        self._is_taken = False
+        poll = None if polls is None else _Polls(clock, polls)
+        self._ahead = _ReadAhead(store, self._requests, line, poll)
+        self._ahead.expect(dict.fromkeys(key for key, _, _ in self._requests))
+
+    def parts_of(self, requests: Sequence[Range]) -> Parts | None:
+        """Yield the ranges as :func:`read_parts` does, from now on with :class:`MissingKey` for a
+        missing object. Returns None, and ends the reads, if other ranges were expected or if they
+        were taken before."""
+        if self._is_taken or list(requests) != self._requests:
+            self.close()
+            return None
+        self._is_taken = True
+        self._ahead.require()
+        return _parts(self._ahead)
+
+    def close(self) -> None:
+        """End the reads."""
+        self._is_taken = True
+        self._ahead.close()
+
+
+@dataclass
+class _Polls:
+    """The state of the objects that are expected; guarded by the lock of their reader."""
+
+    clock: Clock
+    left: int
+    polled: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """All ranges are required now, so a missing object is an error."""
 
 
 @dataclass
@@ -63,8 +122,11 @@ class _ReadAhead:
     """The reads of one :func:`read_parts`. A read that ends begins the next one, so that the line
     stays full while the consumer works."""
 
-    def __init__(self, store: Store, requests: Iterable[Range], line: Line) -> None:
+    def __init__(
+        self, store: Store, requests: Iterable[Range], line: Line, polls: _Polls | None = None
+    ) -> None:
         self._store = store
+        self._polls = polls
         self._requests = iter(requests)
         self._line = line
         self._pool = DaemonPool(line.most, "read_parts")
@@ -76,7 +138,7 @@ class _ReadAhead:
 
     def take(self) -> bytes | None:
         """Return the next range, None after the last one."""
-        self._fill()
+        self.fill()
         with self._lock:
             request, reading = self._ahead[0] if self._ahead else (self._next, None)
             if reading is None:
@@ -89,8 +151,22 @@ class _ReadAhead:
         with self._lock:
             self._ahead.popleft()
         self._line.release(request[2])
-        self._fill()
+        self.fill()
         return reading.result()
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """Begin to poll the objects, or to read them."""
+        with self._lock:
+            for key in keys:
+                self._can_begin(key)
+        self.fill()
+
+    def require(self) -> None:
+        """Read all ranges; a missing object is an error from now on."""
+        with self._lock:
+            if self._polls is not None:
+                self._polls.is_over = True
+        self.fill()
 
     def close(self) -> None:
         """Cancel the reads that have not begun, and wait for the others."""
@@ -99,10 +175,14 @@ class _ReadAhead:
         self._pool.shutdown(wait=True)
         for (_, _, size_bytes), _ in self._ahead:
             self._line.release(size_bytes)
+        self._ahead.clear()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Begin as many reads as the line allows."""
         with self._lock:
             while self._next is not None and not self._closed:
+                if not self._can_begin(self._next[0]):
+                    return
                 flight = self._line.begin(self._next[2], alone=not self._ahead)
                 if flight is None:
                     return
@@ -129,6 +209,36 @@ class _ReadAhead:
                 return b""
         return self._read(read.request, read.flight)
 
+    def _can_begin(self, key: str) -> bool:
+        """Return whether the object exists or is required; begin to poll it otherwise."""
+        polls = self._polls
+        if polls is None or polls.is_over or key in polls.found:
+            return True
+        if key not in polls.polled:
+            polls.polled.add(key)
+            with contextlib.suppress(RuntimeError):  # the system starts no further thread
+                self._pool.submit(self._poll, polls, key)
+        return False
+
+    def _poll(self, polls: _Polls, key: str) -> None:
+        """Read a byte of an object until it is there, or all objects are required, or too many
+        reads have found nothing."""
+        pause_s = FIRST_POLL_S
+        while not (polls.is_over or self._closed):
+            with self._lock:
+                if polls.left <= 0:
+                    return
+                polls.left -= 1
+            with contextlib.suppress(StoreError):
+                self._store.get_range(key, 0, 1)
+                with self._lock:
+                    polls.left += 1
+                    polls.found.add(key)
+                self.fill()
+                return
+            polls.clock.sleep(pause_s)
+            pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
+
     def _read_here(self, request: Range) -> bytes:
         """Read a range in the calling thread, because no other one could be started."""
         flight = self._line.begin(request[2], alone=True)
@@ -149,7 +259,7 @@ class _ReadAhead:
             raise
         finally:
             self._line.end(flight, complete=complete)
-            self._fill()
+            self.fill()
 
 
 def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R | BadRecord]:
@@ -169,6 +279,14 @@ def read_each(store: Store, kind: type[R], keys: Sequence[str]) -> dict[str, R |
 
     results = call_each(get, keys)
     return {key: result for key, result in zip(keys, results, strict=True) if result is not None}
+
+
+def run_both(first: Callable[[], A], second: Callable[[], T]) -> tuple[A, T]:
+    """Call two functions at once, the first one in another thread; return both results."""
+    with DaemonPool(1, "run_both") as pool:
+        begun = pool.submit(first)
+        result = second()
+        return begun.result(), result
 
 
 def call_each(function: Callable[[A], T], arguments: Sequence[A]) -> list[T]:

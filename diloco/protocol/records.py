@@ -305,6 +305,11 @@ def _named_below(folder: str, *named: StoredObject | None) -> None:
             raise BadRecord(f"expected a manifest of objects below {folder}, found {stored.key!r}")
 
 
+MAX_TENSORS = 49_900
+"""Tensors that the manifest of a checkpoint can list, trained and frozen: each one is an object and
+a list of :data:`~diloco.protocol.parsing.MAX_CONTAINERS`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorEntry:
     """One trained tensor, for processes without the model."""

@@ -119,7 +119,13 @@ class RankWork:
             span=self.layout.slice_of(info.fragment),
         )
         self._bodies = {info.round: part.body}
-        return asdict(replace(part, body=None))
+        return {
+            "size_bytes": part.size_bytes,
+            "checksums": part.checksums,
+            "squares": part.squares,
+            "encode_s": part.encode_s,
+            "damage": part.verify(),
+        }
 
     def _reduction(self, plan: Plan, identity: Identity, digest: str) -> Reduction:
         """Return the reduction of this rank's slice. ``digest`` is that of this process's own
@@ -178,7 +184,7 @@ class RankTeam:
         if not self.work.layout.is_divided(info.fragment):
             return self._alone().upload(info, vector, slots)
         results = self.run("upload", fragment=info.fragment, info=asdict(info))
-        return [UploadedPart(**result) for result in results if result is not None]
+        return [_uploaded(**result) for result in results if result is not None]
 
     def reduction(
         self,
@@ -304,6 +310,11 @@ class RankReduction(Reduction):
     def _held(self, digest: str) -> Merged:
         vector = self._team.work.merged(self._plan.round)
         return Merged(vector=vector, digest=digest, present=self._present)
+
+
+def _uploaded(*, damage: str, **result: Any) -> UploadedPart:
+    """Return the object that a rank has uploaded and verified."""
+    return UploadedPart(verify=lambda: damage, **result)
 
 
 def attempt(work: RankWork, job: Job) -> tuple[Job, Exception | None]:

@@ -20,7 +20,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -53,6 +52,7 @@ from diloco.store.base import (
     check_key,
     join_pages,
 )
+from diloco.store.daemon import DaemonPool
 from diloco.store.multipart import Data, MakeParts, StreamedParts, upload_behind
 from diloco.store.transfers import DOWNLOAD_LINE, UPLOAD_LINE
 
@@ -326,9 +326,10 @@ class ObstoreStore:
             )
             return response.bytes()
 
-        with ThreadPoolExecutor(DOWNLOAD_LINE.limit) as pool:
-            rest = pool.map(read, range(PART_BYTES, size_bytes, PART_BYTES))
-            return b"".join(chain([first], rest))
+        with DaemonPool(DOWNLOAD_LINE.limit, "get") as pool:
+            starts = range(PART_BYTES, size_bytes, PART_BYTES)
+            rest = [pool.submit(read, start) for start in starts]
+            return b"".join([first, *(part.result() for part in rest)])
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with _store_errors(check_key(key)):

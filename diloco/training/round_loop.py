@@ -242,7 +242,7 @@ class RoundLoop:
             if opened.is_awaited and self._is_decided(opened.round):
                 return MissedRound()
             if self.progress.earlier_contributor(opened.round) is None:
-                self.contribute(opened)
+                self.contribute(opened, settles=True)
             self._lease.update(round=self._promised_round())
         if self.settings.overlap_steps == 0:
             self.set_state("waiting")
@@ -264,7 +264,7 @@ class RoundLoop:
             except ContributionLost as lost:
                 log.error("%s; this process contributes instead", lost)
                 self.progress.replace_earlier(opened.round)
-                self.contribute(opened)
+                self.contribute(opened, settles=True)
 
     def _is_decided(self, round: int) -> bool:
         try:
@@ -272,8 +272,8 @@ class RoundLoop:
         except Damaged:
             return True
 
-    def contribute(self, opened: InflightRound) -> None:
-        """Upload the contribution to an open round."""
+    def contribute(self, opened: InflightRound, *, settles: bool = False) -> None:
+        """Upload the contribution to an open round, which the caller ``settles`` next or not."""
         self._check()
         opened.sent = self._exchange.contribute(
             opened.round,
@@ -283,6 +283,7 @@ class RoundLoop:
             work=opened.work,
             rounds_here=self.progress.rounds_here,
             timings=opened.timings,
+            settles=settles,
         )
         self._partial_rounds.contributed(opened.timings)
 

@@ -11,7 +11,6 @@ It has no dropout (the data is seen once), no key-value cache (samples are short
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,24 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import BYTES, VOCABULARY, ByteGPTWorkload, GPTSize
-from diloco.workloads.base import (
-    HeldOutLoss,
-    Optimizers,
-    first_words,
-    inner_optimizers,
-    warmup_cosine,
-)
+from diloco.workloads.base import HeldOutLoss
 from diloco.workloads.sharded import (
     RandomWindows,
     Tokens,
     TrainingData,
-    UnitSamples,
     load_shards,
 )
 from diloco.workloads.text import load_corpus
+from diloco.workloads.text_training import TextTraining
 
 _ROTARY_BASE = 10_000.0
 _EVALUATED_TOGETHER = 32
@@ -166,7 +158,7 @@ def _load_data(
     return train, corpus.held_out
 
 
-class ByteGPTTraining:
+class ByteGPTTraining(TextTraining):
     """:class:`~diloco.workloads.base.Workload` of one replica: a :class:`ByteGPT` on text.
 
     A batch is (batch_size, context + 1) int64 on ``device``; targets are the inputs shifted by one.
@@ -181,10 +173,8 @@ class ByteGPTTraining:
         *,
         device: torch.device,
     ) -> None:
+        super().__init__(settings, train, data=workload.data, device=device)
         self._workload = workload
-        self._settings = settings
-        self._device = device
-        self._train = train
         self._held_out = torch.from_numpy(held_out)
 
     def build_model(self) -> ByteGPT:
@@ -193,25 +183,9 @@ class ByteGPTTraining:
         model.initialise(self._settings.seed)
         return model.to(self._device)
 
-    def inner_optimizer(self, model: nn.Module) -> Optimizers:
-        return inner_optimizers(model, self._settings)
-
-    def attach(self, group: UnitGroup) -> None:
-        if isinstance(self._train, UnitSamples):
-            self._train.attach(group)
-
-    def lr_at(self, step: int) -> float:
-        return warmup_cosine(step, self._settings)
-
     def train_batch(self, step: int) -> Tensor:
         """Return samples of the replica's part of the data."""
         return self._to_device(torch.from_numpy(self._train.batch(step)))
-
-    def _to_device(self, windows: Tensor) -> Tensor:
-        """Move uint8 windows to the device as int64; copies bytes, asynchronously on CUDA."""
-        if self._device.type == "cuda":
-            windows = windows.pin_memory().to(self._device, non_blocking=True)
-        return windows.to(self._device, torch.int64)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         with self._autocast():
@@ -240,10 +214,6 @@ class ByteGPTTraining:
         stream = sample_bytes(model, prompt, n, temperature=temperature, seed=seed)
         return bytes(stream)
 
-    @property
-    def sample_prompt(self) -> str:
-        return first_words(self._workload.data)
-
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
@@ -253,11 +223,6 @@ class ByteGPTTraining:
         for byte in sample_bytes(model, prompt, n, temperature=temperature, seed=seed):
             text += bytes([byte])
             yield text
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return contextlib.nullcontext()
 
 
 def model_config(workload: ByteGPTWorkload) -> dict[str, Any]:

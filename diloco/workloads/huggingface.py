@@ -21,24 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from diloco.data.group_units import UnitGroup
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.protocol.workload import SHARDS, HuggingFaceWorkload
 from diloco.workloads.base import (
     HeldOutLoss,
-    Optimizers,
-    first_words,
-    inner_optimizers,
-    warmup_cosine,
 )
 from diloco.workloads.documents import load_tokens
 from diloco.workloads.sharded import (
     RandomWindows,
     Tokens,
     TrainingData,
-    UnitSamples,
     load_shards,
 )
+from diloco.workloads.text_training import TextTraining
 from diloco.workloads.tokens import Tokenizer, load_tokenizer, pretrained
 
 _EVALUATED_TOGETHER = 8
@@ -129,7 +124,7 @@ def model_config(workload: HuggingFaceWorkload, tokenizer: Tokenizer) -> Any:
     return config
 
 
-class HuggingFaceTraining:
+class HuggingFaceTraining(TextTraining):
     """:class:`~diloco.workloads.base.Workload` of one replica: a causal model on a token shard."""
 
     def __init__(
@@ -144,13 +139,11 @@ class HuggingFaceTraining:
         replica: int,
         device: torch.device,
     ) -> None:
+        super().__init__(settings, train, data=workload.data, device=device)
         self._workload = workload
-        self._settings = settings
         self._config = config
         self._tokenizer = tokenizer
         self._replica = replica
-        self._device = device
-        self._train = train
         self._held_out = torch.from_numpy(held_out.astype(np.int32))
 
     def build_model(self) -> nn.Module:
@@ -173,26 +166,10 @@ class HuggingFaceTraining:
         )
         return loaded
 
-    def inner_optimizer(self, model: nn.Module) -> Optimizers:
-        return inner_optimizers(model, self._settings)
-
-    def attach(self, group: UnitGroup) -> None:
-        if isinstance(self._train, UnitSamples):
-            self._train.attach(group)
-
-    def lr_at(self, step: int) -> float:
-        return warmup_cosine(step, self._settings)
-
     def train_batch(self, step: int) -> Batch:
         """Return samples of the replica's part of the data."""
         windows = torch.from_numpy(self._train.batch(step).astype(np.int32))
         return Batch(step, self._to_device(windows))
-
-    def _to_device(self, windows: Tensor) -> Tensor:
-        """Move int32 windows to the device as int64."""
-        if self._device.type == "cuda":
-            windows = windows.pin_memory().to(self._device, non_blocking=True)
-        return windows.to(self._device, torch.int64)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if not model.training:
@@ -233,10 +210,6 @@ class HuggingFaceTraining:
         texts = self.go_on(model, prompt, n, temperature=temperature, seed=seed)
         return ([b"", *texts][-1])[:n]
 
-    @property
-    def sample_prompt(self) -> str:
-        return first_words(self._workload.data)
-
     @torch.no_grad()
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
@@ -264,11 +237,6 @@ class HuggingFaceTraining:
                 seen.append(token)
                 text = self._tokenizer.decode(seen[first:])
                 yield text
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _random(self, seed: int) -> Iterator[None]:

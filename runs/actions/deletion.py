@@ -4,7 +4,7 @@ Objects are deleted first, if requested, then the rows, so that an interrupted d
 Objects are deleted only below a prefix with this run's marker, and only if the protocol creates
 keys of that form (:func:`diloco.protocol.keys.kind_of`). All other objects and their folders stay.
 ``group.json`` and then the marker are deleted last: an interrupted deletion can still identify the
-owner of the prefix.
+owner of the prefix. What the run has spent is kept (:mod:`runs.actions.retained_spend`).
 
 :func:`plan_deletion` lists what would be deleted and kept, without deleting anything.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from django.db import transaction
 from django.utils import timezone
 
 from diloco.protocol import keys, ownership
@@ -33,6 +34,7 @@ from diloco.store.base import (
     StoreUnavailable,
 )
 from runs.actions import evaluations
+from runs.actions.retained_spend import retain
 from runs.backends.parallel_calls import call_all
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import folder_store, store_for
@@ -198,7 +200,10 @@ def delete_run(run_id: str) -> None:
             Run.objects.filter(pk=run.pk).update(delete_requested_at=None)
             record_event(run, "deleted", f"was not deleted: {refusal}", level=Event.Level.ERROR)
             return
-    run.delete()
+    with transaction.atomic():
+        locked = Run.objects.select_for_update().get(pk=run.pk)
+        retain(locked, now=timezone.now())
+        locked.delete()
     logger.warning("run %s (%s) is deleted", run_id, run.name)
 
 

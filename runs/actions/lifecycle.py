@@ -24,6 +24,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import transaction
 from django.utils import timezone
 
+from runs.actions.retained_spend import end_tags
 from runs.backends import budgets, circuit_breaker
 from runs.exceptions import ActionRefused
 from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
@@ -194,7 +195,10 @@ def archive(run: Run, *, actor: User, archived: bool = True) -> bool:
 
 
 def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
-    """Replace notes and tags. Raises :class:`ActionRefused` for invalid tags."""
+    """Replace notes and tags. The spending so far stays with the tags until now.
+
+    Raises :class:`ActionRefused` for invalid tags.
+    """
     notes = clean_text(notes.strip(), NOTES_LENGTH)
     chosen = parse_tags(tags)
     with transaction.atomic():
@@ -203,6 +207,7 @@ def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
         if locked.notes != notes:
             changed.append("notes changed")
         if locked.tags != chosen:
+            end_tags(locked, now=timezone.now())
             changed.append(f"tags: {', '.join(chosen) or 'none'}")
         if not changed:
             return False

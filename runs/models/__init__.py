@@ -1,7 +1,7 @@
 """Tables of the control plane.
 
-The tables cache the buckets. Only users, their saved views and tokens, sweeps, credentials, budgets
-and prices exist in the database alone.
+The tables cache the buckets. Only users, their saved views, boards and tokens, sweeps, credentials,
+budgets, prices, and the spending of deleted runs exist in the database alone.
 
 Models hold fields, constraints and cheap properties. Transitions are in :mod:`runs.transitions` and
 :mod:`runs.actions`, queries in :mod:`runs.queries`.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from runs.models.alert import Alert, AlertsRead
 from runs.models.archive import Archive
 from runs.models.audit import AuditEntry
+from runs.models.board import Board
 from runs.models.budget import Budget
 from runs.models.credential import Credential
 from runs.models.evaluation import Evaluation, EvaluationAttempt, EvaluationPlan
@@ -23,6 +24,7 @@ from runs.models.price import PriceOverride, TrafficPrice
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.models.saved_view import SavedView
+from runs.models.spending import RetainedSpend, TagPeriod
 from runs.models.sweep import Sweep
 from runs.models.telemetry import LogLine, MetricBlock, TelemetryCursor
 from runs.models.token import ApiToken
@@ -35,6 +37,7 @@ __all__ = [
     "ApiToken",
     "Archive",
     "AuditEntry",
+    "Board",
     "Budget",
     "Checkpoint",
     "Contribution",
@@ -54,11 +57,13 @@ __all__ = [
     "Replica",
     "ReplicaAttempt",
     "ReplicaPool",
+    "RetainedSpend",
     "Round",
     "Run",
     "RunMirror",
     "SavedView",
     "Sweep",
+    "TagPeriod",
     "TelemetryCursor",
     "TrafficPrice",
     "Webhook",

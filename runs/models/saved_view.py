@@ -8,7 +8,7 @@ from django.db.models.functions import Lower
 
 
 class SavedView(models.Model):
-    """The query, order and columns of the runs list, as in its URL.
+    """The query, order, columns and groups of the runs list, as in its URL.
 
     Only the owner sees a view that is not shared.
     """
@@ -23,6 +23,7 @@ class SavedView(models.Model):
     differing = models.BooleanField(
         default=False, help_text="Whether the settings that differ between runs are columns"
     )
+    group = models.CharField(max_length=16, blank=True, help_text="Groups the runs; empty: none")
     shared = models.BooleanField(default=False, help_text="Whether every user with a role sees it")
     changed_at = models.DateTimeField()
 

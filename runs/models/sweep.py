@@ -28,6 +28,7 @@ class Sweep(models.Model):
     budget_usd = models.FloatField(
         validators=money.COST, default=0, help_text="Of all its runs; 0 means no limit"
     )
+    deleted_usd = models.FloatField(default=0, help_text="Cost of its deleted runs")
     submit_key = models.CharField(max_length=64, unique=True)
     created_at = models.DateTimeField()
 

@@ -1,13 +1,15 @@
 """Spending of the runs of budgets, and rows of budgets.
 
-Sums are computed by the database, except for the jobs that ran when the period began: their cost is
-spread over the time in which it arose, as on :mod:`runs.queries.spend`.
+Sums are computed by the database, except for the jobs that ran when the period began and those of
+runs whose tags changed in it: their cost is spread over the time in which it arose, as on
+:mod:`runs.queries.spend`. Spending stays with the owner and the tags that it was spent under, also
+after the run is deleted (:mod:`runs.queries.spend_history`).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain
@@ -19,10 +21,11 @@ from django.db.models import Count, Q, Sum
 from archipelago import frame_rows
 from runs.backends.budgets import budgets_of, first_day, is_exceeded, next_day, spent_now
 from runs.json_values import finite, row_of, texts
-from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, Run
+from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
 from runs.permissions import can_view
-from runs.queries import spend
+from runs.queries import spend, spend_history
 from runs.queries.spend import Attempt
+from runs.queries.spend_history import SpendHistory, Stretch
 
 STRADDLING = 20_000
 """Jobs that ran when a period began, of which the newest are read."""
@@ -53,13 +56,27 @@ class Spending:
 def spending_since(first: date, now: datetime) -> Spending:
     """Spending since the beginning of a day in UTC."""
     start = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    history, result = spend_history.history(start), Spending()
     by_run: dict[uuid.UUID, Spent] = {}
-    for run, usd, unpriced in _within(start):
+    for run, usd, unpriced in _within(start, history):
         by_run.setdefault(run, Spent()).add(finite(usd) or 0.0, unpriced)
-    for run, spent in _straddling(start, now):
-        by_run.setdefault(run, Spent()).add(spent.usd, spent.unpriced_jobs)
-    _add_traffic(by_run, start, now)
-    return _grouped(by_run)
+    for part in chain(_by_time(start, now, history), _traffic(start, now, history)):
+        by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
+        for tag in part.tags:
+            result.tags.setdefault(tag, Spent()).add(part.usd, part.unpriced_jobs)
+    _group(by_run, history, result)
+    _add_retained(first, result)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A part of a job's cost. ``tags`` are those of its time, if the tags of the run changed."""
+
+    run: uuid.UUID
+    tags: Sequence[str]
+    usd: float
+    unpriced_jobs: int = 0
 
 
 _JOBS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
@@ -71,33 +88,42 @@ run."""
 _BILLED = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
 
 
-def _within(start: datetime) -> Iterator[tuple[uuid.UUID, float | None, int]]:
-    """Run, cost and unpriced jobs of the attempts that were created in the period."""
+def _within(
+    start: datetime, history: SpendHistory
+) -> Iterator[tuple[uuid.UUID, float | None, int]]:
+    """Run, cost and unpriced jobs of the attempts that were created in the period, without those
+    of :attr:`SpendHistory.runs`."""
     unpriced = Count("pk", filter=Q(price_usd_h=None, started_at__isnull=False))
     for attempts, columns in _JOBS:
         created = attempts.filter(_BILLED, created_at__gte=start).order_by()
+        if history.runs:
+            created = created.exclude(**{f"{columns[0]}__in": history.runs})
         yield from created.values_list(columns[0]).annotate(usd=Sum("cost_usd"), unpriced=unpriced)
 
 
-def _straddling(start: datetime, now: datetime) -> Iterator[tuple[uuid.UUID, Spent]]:
-    """The share of the period in the attempts that were created before it and ran in it."""
+def _by_time(start: datetime, now: datetime, history: SpendHistory) -> Iterator[_Part]:
+    """The share of the period in the attempts that were created before it and ran in it, and in
+    those of :attr:`SpendHistory.runs`."""
     ran = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
     rows = chain.from_iterable(
-        attempts.filter(_BILLED, ran, created_at__lt=start)
+        attempts.filter(_BILLED, ran)
+        .filter(Q(created_at__lt=start) | Q(**{f"{columns[0]}__in": history.runs}))
         .order_by("-id")
         .values_list(*columns)[:STRADDLING]
         .iterator()
         for attempts, columns in _JOBS
     )
     for values in rows:
-        attempt, spent = Attempt(*values), Spent()
+        attempt = Attempt(*values)
         for stretch in spend.stretches(attempt, now):
-            share = _share(stretch.start, stretch.end, start, now)
-            if stretch.usd is None:
-                spent.unpriced_jobs = int(share > 0)
-            else:
-                spent.usd += stretch.usd * share
-        yield attempt.run, spent
+            for tags, part in history.parts(attempt.run, stretch):
+                share = _share(part.start, part.end, start, now)
+                yield _Part(
+                    run=attempt.run,
+                    tags=tuple(dict.fromkeys(tags or ())),
+                    usd=(part.usd or 0.0) * share,
+                    unpriced_jobs=int(part.usd is None and share > 0),
+                )
 
 
 def _share(begin: datetime, end: datetime, start: datetime, now: datetime) -> float:
@@ -108,26 +134,39 @@ def _share(begin: datetime, end: datetime, start: datetime, now: datetime) -> fl
     return max((min(end, now) - max(begin, start)).total_seconds(), 0.0) / whole
 
 
-def _add_traffic(by_run: dict[uuid.UUID, Spent], start: datetime, now: datetime) -> None:
-    """Add the estimates of traffic, spread evenly over each run."""
+def _traffic(start: datetime, now: datetime, history: SpendHistory) -> Iterator[_Part]:
+    """The estimates of traffic, spread evenly over each run."""
     recent = Q(ended_at__isnull=True) | Q(ended_at__gt=start)
     runs = Run.objects.filter(recent, traffic_usd__gt=0, started_at__isnull=False).order_by()
     for pk, usd, began, ended in runs.values_list("pk", "traffic_usd", "started_at", "ended_at"):
-        share = _share(began or now, ended or now, start, now)
-        by_run.setdefault(pk, Spent()).add((finite(usd) or 0.0) * share)
+        first, last = began or now, ended or now
+        stretch = Stretch(start=first, end=max(first, last), usd=finite(usd) or 0.0)
+        for tags, part in history.parts(pk, stretch):
+            share = _share(part.start, part.end, start, now)
+            yield _Part(
+                run=pk, tags=tuple(dict.fromkeys(tags or ())), usd=(part.usd or 0.0) * share
+            )
 
 
-def _grouped(by_run: dict[uuid.UUID, Spent]) -> Spending:
-    result = Spending()
+def _group(by_run: dict[uuid.UUID, Spent], history: SpendHistory, result: Spending) -> None:
+    """Add the sums of runs to their owners, and to their tags if these never changed."""
     ids = list(by_run)
     for at in range(0, len(ids), spend.RUNS_AT_ONCE):
         runs = Run.objects.filter(pk__in=ids[at : at + spend.RUNS_AT_ONCE]).order_by()
         for pk, owner, tags in runs.values_list("pk", "owner__username", "tags"):
             spent = by_run[pk]
             result.owners.setdefault(owner, Spent()).add(spent.usd, spent.unpriced_jobs)
-            for tag in dict.fromkeys(texts(tags)):
+            for tag in () if pk in history.tags else dict.fromkeys(texts(tags)):
                 result.tags.setdefault(tag, Spent()).add(spent.usd, spent.unpriced_jobs)
-    return result
+
+
+def _add_retained(first: date, result: Spending) -> None:
+    """Add the stored spending of deleted runs."""
+    rows = RetainedSpend.objects.filter(day__gte=first).order_by().values_list("owner", "tags")
+    for owner, tags, usd, unpriced in rows.annotate(Sum("usd"), Sum("unpriced_jobs")):
+        result.owners.setdefault(owner, Spent()).add(finite(usd) or 0.0, unpriced)
+        for tag in dict.fromkeys(texts(tags)):
+            result.tags.setdefault(tag, Spent()).add(finite(usd) or 0.0, unpriced)
 
 
 def budget_rows(

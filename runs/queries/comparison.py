@@ -245,19 +245,37 @@ _Thinned = tuple[Points, int]
 """Points of a curve after downsampling, and their number before."""
 
 
-def curves(runs: Sequence[Run]) -> list[Curve]:
-    """Evaluation loss of the global weights and mean training loss of each round.
+METRICS = {
+    "eval_loss": "Evaluation loss",
+    "loss": "Training loss",
+    "contributors": "Replicas in the round",
+}
+"""Metrics of curves. The series of evaluation results (:mod:`runs.metrics.evaluation_series`) are
+others."""
+LOSSES = ("eval_loss", "loss")
+
+
+def curves(runs: Sequence[Run], metrics: Sequence[str] = LOSSES) -> list[Curve]:
+    """Curves of metrics: by default evaluation loss of the global weights and mean training loss of
+    each round.
 
     The x-axes are tokens of all replicas, seconds since the first step, and cost.
     """
-    evaluations, rounds = _evaluations(runs), _rounds(runs)
+    of_rounds = [name for name in metrics if name in _OF_ROUNDS]
+    points = _evaluations(runs, [name for name in metrics if name not in _OF_ROUNDS])
+    for name in of_rounds:
+        points |= _rounds(runs, name)
     spent = _spending(runs)
-    result = []
-    for run in runs:
-        for series, points in (("eval_loss", evaluations), ("loss", rounds)):
-            if run.pk in points:
-                result.append(_curve(run, series, points[run.pk], spent.get(run.pk, ())))
-    return result
+    return [
+        _curve(run, series, points[run.pk, series], spent.get(run.pk, ()))
+        for run in runs
+        for series in metrics
+        if (run.pk, series) in points
+    ]
+
+
+_OF_ROUNDS = ("loss", "contributors")
+"""Metrics that are columns of rounds."""
 
 
 def _curve(run: Run, series: str, thinned: _Thinned, jobs: Sequence[_Job]) -> Curve:
@@ -275,32 +293,28 @@ def _curve(run: Run, series: str, thinned: _Thinned, jobs: Sequence[_Job]) -> Cu
     )
 
 
-def _evaluations(runs: Sequence[Run]) -> dict[Any, _Thinned]:
+def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[Any, str], _Thinned]:
     rows = (
-        MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss", level=0)
-        .order_by("run", "index")
-        .values_list("run", "data")
+        MetricBlock.objects.filter(run__in=runs, replica=None, series__in=names, level=0)
+        .order_by("run", "series", "index")
+        .values_list("run", "series", "data")
     )
     return {
-        run: _thin([Points.unpack(bytes(data)) for _, data in blocks])
-        for run, blocks in groupby(rows.iterator(chunk_size=BLOCKS), key=_run)
+        key: _thin([Points.unpack(bytes(data)) for *_, data in blocks])
+        for key, blocks in groupby(rows.iterator(chunk_size=BLOCKS), key=lambda row: row[:2])
     }
 
 
-def _rounds(runs: Sequence[Run]) -> dict[Any, _Thinned]:
+def _rounds(runs: Sequence[Run], name: str) -> dict[tuple[Any, str], _Thinned]:
     rows = (
-        Round.objects.filter(run__in=runs, loss__isnull=False, committed_at__isnull=False)
+        Round.objects.filter(run__in=runs, committed_at__isnull=False, **{f"{name}__isnull": False})
         .order_by("run", "number")
-        .values_list("run", "number", "tokens_total", "committed_at", "loss")
+        .values_list("run", "number", "tokens_total", "committed_at", name)
     )
     return {
-        run: _thin(list(_packed(lines)))
-        for run, lines in groupby(rows.iterator(chunk_size=ROWS), key=_run)
+        (run, name): _thin(list(_packed(lines)))
+        for run, lines in groupby(rows.iterator(chunk_size=ROWS), key=lambda row: row[0])
     }
-
-
-def _run(row: tuple[Any, ...]) -> Any:
-    return row[0]
 
 
 def _packed(lines: Iterator[tuple[Any, ...]]) -> Iterator[Points]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 SHORTEST = 3
 """Letters of a word that can be spread over a name; fewer would match almost any."""
@@ -41,3 +43,10 @@ def _points(word: str, name: str) -> float | None:
         return None
     letters = iter(name)
     return _SPREAD if all(letter in letters for letter in word) else None
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The name that looks most like a misspelt word; '' if none does."""
+    known = list(names)
+    begun = [name for name in known if len(word) > 1 and name.startswith(word)]
+    return next(iter(begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")

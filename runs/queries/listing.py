@@ -196,6 +196,11 @@ def facets(terms: Sequence[Term], *, user: Any = None) -> Facets:
     )
 
 
+def counted(name: str, *, user: Any = None) -> Counter[str]:
+    """The values of one facet among the newest runs. One query."""
+    return _count((), [name], user)[0][name]
+
+
 def _count(
     terms: Sequence[Term], names: Sequence[str], user: Any
 ) -> tuple[dict[str, Counter[str]], bool]:

@@ -25,13 +25,13 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from runs.models import ReplicaPool, Run
-from runs.queries import rates
+from runs.queries import fuzzy, rates
 from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
 
 LONGEST = 500
 MOST_TERMS = 20
 """Databases need seconds to plan a query with hundreds of terms."""
-TEXTS = ("state", "backend", "hardware", "owner", "name", "tag", "id", "is")
+TEXTS = ("state", "backend", "hardware", "owner", "name", "tag", "sweep", "id", "is")
 NUMBERS = {
     "loss": "eval_loss",
     "train": "train_loss",
@@ -46,6 +46,9 @@ NUMBERS = {
 """Name in a query -> column or annotation."""
 IS = ("active", "ended", "archived", "mine")
 STATE_GROUPS = {"active": RUN_ACTIVE, "ended": RUN_ENDED}
+FIELDS = (*TEXTS, *NUMBERS)
+VALUES = {"state": (*RunState.values, *STATE_GROUPS), "is": IS}
+"""Fields that match only some words."""
 
 _TERM = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:<>=])(.*)", re.DOTALL)
 _WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
@@ -58,12 +61,16 @@ _LONGEST_AGE_S = 1e10
 
 
 class BadQuery(ValueError):
-    """A query is invalid. ``word`` is the invalid term, or ''."""
+    """A query is invalid. ``word`` is the invalid term, or ''. ``similar`` is a valid term that
+    looks like it, or ''."""
 
-    def __init__(self, word: str, message: str) -> None:
+    def __init__(self, word: str, message: str, *, similar: str = "") -> None:
+        if similar:
+            message = f"{message}. Did you mean {similar}?"
         super().__init__(f"{word}: {message}" if word else message)
         self.word = word
         self.message = message
+        self.similar = similar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +112,16 @@ def _term(word: str) -> Term:
     if name in NUMBERS:
         return _compare(word, minus == "-", name, op, rest.replace('"', ""))
     if name not in TEXTS:
-        raise BadQuery(word, f"expected one of {', '.join((*TEXTS, *NUMBERS))}, found {name!r}")
+        nearest = fuzzy.nearest(name, NUMBERS if op in ("<", "<=", ">", ">=") else FIELDS)
+        raise BadQuery(
+            word,
+            f"expected one of {', '.join(FIELDS)}, found {name!r}",
+            similar=f"{minus}{nearest}{op}{rest}" if nearest else "",
+        )
     if op not in (":", "="):
-        raise BadQuery(word, f"{name} is text: expected {name}:value, found {op!r}")
+        similar = f"{minus}{name}:{rest}" if rest else ""
+        message = f"{name} is text: expected {name}:value, found {op!r}"
+        raise BadQuery(word, message, similar=similar)
     values = tuple(value.replace('"', "") for value in _split(rest))
     if not all(values):
         raise BadQuery(word, f"expected a value after {name}{op}, found nothing")
@@ -121,15 +135,25 @@ def _split(rest: str) -> list[str]:
 
 
 def _check_values(word: str, name: str, values: Sequence[str]) -> None:
-    known = {"state": (*RunState.values, *STATE_GROUPS), "is": IS}.get(name)
+    known = VALUES.get(name)
     for value in values:
         if known is not None and value.lower() not in known:
-            raise BadQuery(word, f"expected one of {', '.join(known)}, found {value!r}")
-        if name == "id":
-            try:
-                uuid.UUID(value)
-            except ValueError:
-                raise BadQuery(word, f"expected a run's id, found {value!r}") from None
+            nearest = fuzzy.nearest(value.lower(), known)
+            raise BadQuery(
+                word,
+                f"expected one of {', '.join(known)}, found {value!r}",
+                similar=word.replace(value, nearest) if nearest else "",
+            )
+        if name == "id" and not _is_id(value):
+            raise BadQuery(word, f"expected a run's id, found {value!r}")
+
+
+def _is_id(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _compare(word: str, negated: bool, name: str, op: str, text: str) -> Term:
@@ -159,7 +183,7 @@ def toggled(terms: Sequence[Term], field: str, value: str) -> str:
             words.append(term.word)
     values = [v for v in values if v != value] if value in values else [*values, value]
     if values:
-        words.append(f"{field}:{','.join(_quoted(v) for v in dict.fromkeys(values))}")
+        words.append(f"{field}:{','.join(quoted(v) for v in dict.fromkeys(values))}")
     return " ".join(words)
 
 
@@ -168,7 +192,13 @@ def without(terms: Sequence[Term], term: Term) -> str:
     return " ".join(other.word for other in terms if other is not term)
 
 
-def _quoted(value: str) -> str:
+def corrected(text: str, error: BadQuery) -> str:
+    """The query with the similar term in place of the invalid one; '' if there is none."""
+    return text.replace(error.word, error.similar, 1) if error.similar else ""
+
+
+def quoted(value: str) -> str:
+    """A value as it is written in a query."""
     return f'"{value}"' if re.search(r"[\s,]", value) else value
 
 
@@ -239,6 +269,8 @@ def _text(field: str, value: str, user: Any) -> Q:
         return Q(pk=uuid.UUID(value))
     if field == "tag":
         return _tagged(value)
+    if field == "sweep":
+        return Q(sweep=uuid.UUID(value)) if _is_id(value) else Q(sweep__name__iexact=value)
     if field == "name":
         return Q(name__icontains=value)
     return Q(name__icontains=value) | Q(owner__username__iexact=value) | _tagged(value)

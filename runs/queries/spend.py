@@ -6,8 +6,9 @@ cost before a queue suspended a job is spread over the time before its last star
 
 Jobs without a known price are counted beside the sums, never as 0. The estimate for the traffic and
 the requests of a run (:func:`runs.reconcile.billing.traffic_usd`) is spread evenly over the run, as
-if it were a separate backend. Deleted runs are left out, because their attempts are deleted with
-them. The number of queries depends only on the number of jobs, by one for 10,000 runs.
+if it were a separate backend. The spending of deleted runs is stored by day, and spending belongs
+to the tags of its time (:mod:`runs.queries.spend_history`). The number of queries depends only on
+the number of jobs, by one for 10,000 runs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from django.db.models.functions import Coalesce
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, texts
-from runs.models import EvaluationAttempt, ReplicaAttempt, Run
+from runs.models import EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
 from runs.permissions import can_view
 from runs.queries import live_jobs
 from runs.queries.live_jobs import JobFilter
+from runs.queries.spend_history import SpendHistory, Stretch, distinct, history
 
 LONGEST_DAYS = 366
 EARLIEST = date(2000, 1, 1)
@@ -73,15 +75,6 @@ class Period:
     @property
     def days(self) -> list[date]:
         return [self.first + n * _DAY for n in range((self.last - self.first).days + 1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A time in which an attempt cost ``usd`` evenly; None: its price is unknown."""
-
-    start: datetime
-    end: datetime
-    usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +194,43 @@ class Tally:
         return None if self.jobs and self.unpriced_jobs == self.jobs else self.usd
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Scope:
+    """What is summed up: the days of ``period``, and beside them those of ``month``, the present
+    calendar month."""
+
+    period: Period
+    month: Period
+    history: SpendHistory
+    now: datetime
+
+    @property
+    def spans(self) -> list[Period]:
+        """One span over both, or both if there is time between them."""
+        if self.period.last < self.month.first:
+            return [self.period, self.month]
+        first = min(self.period.first, self.month.first)
+        return [Period(first=first, last=max(self.period.last, self.month.last))]
+
+
+@dataclass
+class _Groups:
+    """The rows of the tables."""
+
+    backends: dict[str, Tally] = field(default_factory=dict)
+    owners: dict[str, Tally] = field(default_factory=dict)
+    runs: dict[str, Tally] = field(default_factory=dict)
+    tags: dict[str, Tally] = field(default_factory=dict)
+
+    def add(self, tally: Tally, *, backend: str, owner: str, run: uuid.UUID) -> None:
+        for group, key in ((self.backends, backend), (self.owners, owner), (self.runs, str(run))):
+            group.setdefault(key, Tally()).add(tally)
+
+    def add_tags(self, tally: Tally, tags: Sequence[str]) -> None:
+        for tag in distinct(tags):
+            self.tags.setdefault(tag, Tally()).add(tally)
+
+
 @dataclass
 class _Sums:
     """Sums over the attempts of a period."""
@@ -209,6 +239,10 @@ class _Sums:
     """By run and backend."""
     by_day: dict[date, dict[str, Tally]] = field(default_factory=dict)
     month: Tally = field(default_factory=Tally)
+    groups: _Groups = field(default_factory=_Groups)
+    """Groups that the present rows of runs do not determine: deleted runs, and changed tags."""
+    deleted: dict[uuid.UUID, str] = field(default_factory=dict)
+    """Names of the deleted runs."""
 
 
 def spend(
@@ -221,22 +255,25 @@ def spend(
 ) -> dict[str, Any]:
     """The row of :class:`archipelago.fleet_rows.Spend`."""
     month = Period(first=now.date().replace(day=1), last=now.date())
-    spans = _joined(period, month)
+    began = _midnight(min(period.first, month.first))
+    scope = _Scope(period=period, month=month, history=history(began), now=now)
     sums = _Sums()
     number = 0
-    for number, values in enumerate(_attempts(user, chosen, spans), start=1):
+    for number, values in enumerate(_attempts(user, chosen, scope.spans), start=1):
         if number > MOST_ATTEMPTS:
             break
-        _add(sums, Attempt(*values), spans, period, month, now)
-    for run, stretch in _traffic(user, chosen, spans, now):
-        _add_traffic(sums, run, stretch, spans, period, month)
+        _add(sums, Attempt(*values), scope)
+    for run, stretch in _traffic(user, chosen, scope.spans, now):
+        _add_traffic(sums, run, stretch, scope)
+    _add_retained(sums, user, chosen, scope)
     runs = _runs(list(dict.fromkeys(run for run, _ in sums.by_run)))
+    _group_runs(sums, runs, scope.history)
     counted = live_jobs.counts(live_jobs.live_jobs(user))
     rate = live_jobs.matching_total(counted, chosen)
     return {
         "first": period.first.isoformat(),
         "last": period.last.isoformat(),
-        "total": _group("", "", _sum(sums.by_run.values())),
+        "total": _group("", "", _sum(sums.groups.backends.values())),
         "days": [_day_row(day, sums.by_day.get(day, {})) for day in period.days],
         **_tables(sums, runs, limit),
         "complete": number <= MOST_ATTEMPTS,
@@ -245,13 +282,6 @@ def spend(
         "forecast_usd": _forecast(sums.month, rate, now),
         "month_unpriced": sums.month.unpriced_jobs,
     }
-
-
-def _joined(period: Period, month: Period) -> list[Period]:
-    """One span over both periods, or both if there is time between them."""
-    if period.last < month.first:
-        return [period, month]
-    return [Period(first=min(period.first, month.first), last=max(period.last, month.last))]
 
 
 def _attempts(
@@ -304,49 +334,82 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
-def _add(
-    sums: _Sums,
-    attempt: Attempt,
-    spans: Sequence[Period],
-    period: Period,
-    month: Period,
-    now: datetime,
-) -> None:
+def _add(sums: _Sums, attempt: Attempt, scope: _Scope) -> None:
     """Add one attempt to the sums of the days on which it ran."""
     whole, this_month = Tally(), Tally()
-    for stretch in stretches(attempt, now):
-        for span in spans:
-            for day, share, s in by_day(stretch, span):
-                usd = None if stretch.usd is None else stretch.usd * share
-                if period.first <= day <= period.last:
-                    whole.count(usd, s)
+    of_tags: dict[str, Tally] = {}
+    for stretch in stretches(attempt, scope.now):
+        for tags, part in scope.history.parts(attempt.run, stretch):
+            counted = Tally()
+            for day, usd, s in _days(part, scope):
+                if _is_in(day, scope.period):
+                    counted.count(usd, s)
                     of_day = sums.by_day.setdefault(day, {})
                     of_day.setdefault(attempt.backend, Tally()).count(usd, s)
-                if day >= month.first:
+                if day >= scope.month.first:
                     this_month.count(usd, s)
+            whole.add(counted)
+            for tag in distinct(tags) if tags is not None and counted.jobs else ():
+                of_tags.setdefault(tag, Tally()).add(counted)
     if whole.jobs:
         key = attempt.run, attempt.backend
         sums.by_run.setdefault(key, Tally()).add(whole.of_one_job())
+    for tag, tally in of_tags.items():
+        sums.groups.tags.setdefault(tag, Tally()).add(tally.of_one_job())
     sums.month.add(this_month.of_one_job())
 
 
-def _add_traffic(
-    sums: _Sums,
-    run: uuid.UUID,
-    stretch: Stretch,
-    spans: Sequence[Period],
-    period: Period,
-    month: Period,
-) -> None:
+def _days(stretch: Stretch, scope: _Scope) -> Iterator[tuple[date, float | None, float]]:
+    """Day, cost and seconds of a stretch in the period and in the month."""
+    for span in scope.spans:
+        for day, share, s in by_day(stretch, span):
+            yield day, None if stretch.usd is None else stretch.usd * share, s
+
+
+def _is_in(day: date, period: Period) -> bool:
+    return period.first <= day <= period.last
+
+
+def _add_traffic(sums: _Sums, run: uuid.UUID, stretch: Stretch, scope: _Scope) -> None:
     """Add a run's estimate for traffic. It is no job, so only amounts are added."""
-    for span in spans:
-        for day, share, _ in by_day(stretch, span):
-            usd = (stretch.usd or 0.0) * share
-            if period.first <= day <= period.last:
-                sums.by_run.setdefault((run, TRAFFIC), Tally()).usd += usd
-                sums.by_day.setdefault(day, {}).setdefault(TRAFFIC, Tally()).usd += usd
-            if day >= month.first:
-                sums.month.usd += usd
+    for tags, part in scope.history.parts(run, stretch):
+        for day, usd, _ in _days(part, scope):
+            amount = Tally(usd=usd or 0.0)
+            if _is_in(day, scope.period):
+                sums.by_run.setdefault((run, TRAFFIC), Tally()).add(amount)
+                sums.by_day.setdefault(day, {}).setdefault(TRAFFIC, Tally()).add(amount)
+                if tags is not None:
+                    sums.groups.add_tags(amount, tags)
+            if day >= scope.month.first:
+                sums.month.add(amount)
+
+
+def _add_retained(
+    sums: _Sums, user: AbstractBaseUser | AnonymousUser, chosen: JobFilter, scope: _Scope
+) -> None:
+    """Add the stored spending of deleted runs."""
+    if not can_view(user):
+        return
+    days = Q()
+    for span in scope.spans:
+        days |= Q(day__gte=span.first, day__lte=span.last)
+    names = {"backend": chosen.backend, "owner": chosen.owner}
+    chosen_by = {name: value for name, value in names.items() if value}
+    rows = RetainedSpend.objects.filter(days, **chosen_by).order_by("-day", "-id")
+    for row in rows[:MOST_ATTEMPTS].iterator(chunk_size=2000):
+        tally = Tally(
+            usd=finite(row.usd) or 0.0,
+            unpriced_s=row.unpriced_s,
+            jobs=row.jobs,
+            unpriced_jobs=row.unpriced_jobs,
+        )
+        if _is_in(row.day, scope.period):
+            sums.deleted[row.run] = row.run_name
+            sums.by_day.setdefault(row.day, {}).setdefault(row.backend, Tally()).add(tally)
+            sums.groups.add(tally, backend=row.backend, owner=row.owner, run=row.run)
+            sums.groups.add_tags(tally, texts(row.tags))
+        if row.day >= scope.month.first:
+            sums.month.add(tally)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,26 +428,28 @@ def _runs(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, _Run]:
     return result
 
 
-def _tables(sums: _Sums, runs: dict[uuid.UUID, _Run], limit: int) -> dict[str, Any]:
-    backends: dict[str, Tally] = {}
-    owners: dict[str, Tally] = {}
-    by_run: dict[str, Tally] = {}
-    tags: dict[str, Tally] = {}
+def _group_runs(sums: _Sums, runs: dict[uuid.UUID, _Run], history: SpendHistory) -> None:
+    """Add the sums of runs to those of the groups."""
     for (pk, backend), tally in sums.by_run.items():
         run = runs.get(pk)
         if run is None:
             continue  # deleted since
-        backends.setdefault(backend, Tally()).add(tally)
-        owners.setdefault(run.owner, Tally()).add(tally)
-        by_run.setdefault(str(pk), Tally()).add(tally)
-        for tag in dict.fromkeys(run.tags) or ("",):
-            tags.setdefault(tag, Tally()).add(tally)
-    names = {str(pk): run.name for pk, run in runs.items()}
+        sums.groups.add(tally, backend=backend, owner=run.owner, run=pk)
+        if pk not in history.tags:
+            sums.groups.add_tags(tally, run.tags)
+
+
+def _tables(sums: _Sums, runs: dict[uuid.UUID, _Run], limit: int) -> dict[str, Any]:
+    groups = sums.groups
+    names = {str(pk): name for pk, name in sums.deleted.items()}
+    names |= {str(pk): run.name for pk, run in runs.items()}
+    deleted = {str(pk) for pk in sums.deleted if pk not in runs}
+    by_run = _groups(groups.runs, names, limit)
     return {
-        "backends": _groups(backends, {**BACKENDS, TRAFFIC: TRAFFIC_LABEL}, limit),
-        "owners": _groups(owners, {}, limit),
-        "runs": _groups(by_run, names, limit),
-        "tags": _groups(tags, {}, limit),
+        "backends": _groups(groups.backends, {**BACKENDS, TRAFFIC: TRAFFIC_LABEL}, limit),
+        "owners": _groups(groups.owners, {}, limit),
+        "runs": [{**row, "deleted": row["key"] in deleted} for row in by_run],
+        "tags": _groups(groups.tags, {}, limit),
     }
 
 
@@ -407,6 +472,7 @@ def _group(key: str, label: str, tally: Tally, *, others: int = 0) -> dict[str, 
         "unpriced_jobs": tally.unpriced_jobs,
         "unpriced_s": tally.unpriced_s,
         "others": others,
+        "deleted": False,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Count, Q, QuerySet, Sum, Value
+from django.db.models import Count, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce
 from django.utils.dateparse import parse_datetime
 
@@ -36,7 +36,7 @@ def sweeps_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Sweep]:
         held_count=Count("runs", filter=held),
         active_count=Count("runs", filter=Q(runs__state__in=sorted(RUN_ACTIVE)) & ~held),
         ended_count=Count("runs", filter=Q(runs__state__in=sorted(RUN_ENDED))),
-        spent=Coalesce(Sum("runs__cost_usd"), Value(0.0)),
+        spent=Coalesce(Sum("runs__cost_usd"), Value(0.0)) + F("deleted_usd"),
     )
     return counted.order_by("-created_at", "-pk")
 

@@ -30,7 +30,7 @@ def control_sweep(sweep_id: str) -> None:
         if sweep is None:
             return
         runs = list(sweep.runs.order_by("sweep_index"))
-        spent = sum(run.cost_usd for run in runs)
+        spent = sweep.deleted_usd + sum(run.cost_usd for run in runs)
         if sweep.budget_usd and spent >= sweep.budget_usd:
             _stop(runs, f"the budget of its sweep, ${sweep.budget_usd:.2f}, is spent")
             return

@@ -1,5 +1,6 @@
-// Loss of several runs by tokens, by time since the first step, or by money. Tables and curves are
-// fetched again when the live stream reports a change of a run.
+// Curves of several runs by tokens, by time since the first step, or by money: a comparison, or the
+// panels of a board. Tables and curves are fetched again when the live stream reports a change of a
+// run.
 
 import "./base.js";
 import * as format from "./lib/format.js";
@@ -8,12 +9,13 @@ import { getJSON, Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
 import { replicaDash, replicaHue, replicaSwatch } from "./lib/palette.js";
 import { Chart } from "./run/chart.js";
-import { rising } from "./run/curves.js";
+import { line } from "./run/curves.js";
 
 const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] };
 const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
 
 const EVERY_MS = 10_000;
+const FAILED = "Loading the curves failed. Reload the page to try again.";
 
 function swatches(part) {
   for (const place of $$("[data-swatch]", part))
@@ -22,26 +24,36 @@ function swatches(part) {
 
 function comparePage() {
   swatches(document);
+  const board = $("[data-board]");
   const card = $("[data-compare]");
-  if (card) begin(card);
+  if (board) begin(board.dataset.board, board.dataset.stream, $$("[data-compare]").map(panel));
+  else if (card) begin(card.dataset.json, card.dataset.stream, [chosenPanel(card)]);
 }
 
-function begin(card) {
-  const chosen = {};
-  for (const [name, values] of Object.entries(CHOICES)) {
-    chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
+/** Draw the curves of an address with all panels, again whenever a run changes. */
+function begin(address, stream, panels) {
+  async function load() {
+    const data = await getJSON(address);
+    for (const { chart, draw } of panels) {
+      chart.data = data;
+      draw();
+    }
   }
-  const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);
-  const view = { x: "", from: null, to: null };
+  load().catch(() => {
+    for (const { chart } of panels) chart.at.chart.dataset.empty = FAILED;
+  });
+  if (stream) follow(stream, load);
+}
+
+/** A chart of the comparison with the options of `chosen` (series, x, smooth, log). */
+function plot(card, chosen, tables, toggleTable) {
+  const view = { x: "", from: null, to: null, logy: chosen.log };
   const spec = { lines, text: format.loss, empty: "" };
-  const board = {
-    view,
-    tables,
-    zoom,
-    reset: () => zoom(null, null),
-    toggleTable: () => change({}, !tables.size),
-  };
-  const chart = new Chart(board, card, spec);
+  const chart = new Chart(
+    { view, tables, zoom, reset: () => zoom(null, null), toggleTable },
+    card,
+    spec,
+  );
 
   function lines({ runs, curves }) {
     const without = [];
@@ -51,22 +63,15 @@ function begin(card) {
         without.push(`${run.name} (${curve ? "unknown price" : "no data yet"})`);
         return [];
       }
-      const [x, y] = rising({ x: curve[chosen.x], y: curve.value });
-      return [
-        {
-          id: run.id,
-          name: run.name,
-          x,
-          y,
-          odd: [],
-          nan: [],
-          points: x.length < 3,
-          swatch: () => replicaSwatch(number),
-          color: cssColor(replicaHue(number)),
-          dash: replicaDash(number),
-          width: number ? 1.5 : 2.5,
-        },
-      ];
+      const look = {
+        points: curve.value.length < 3,
+        swatch: () => replicaSwatch(number),
+        color: cssColor(replicaHue(number)),
+        dash: replicaDash(number),
+        width: number ? 1.5 : 2.5,
+      };
+      const columns = { x: curve[chosen.x], y: curve.value };
+      return [line(run.id, run.name, columns, { smooth: chosen.smooth ?? 0 }, look)];
     });
     const note = $("[data-note]", card);
     note.hidden = !without.length;
@@ -77,10 +82,6 @@ function begin(card) {
   function draw() {
     view.x = chosen.x === "wall" ? "relative" : chosen.x;
     spec.empty = chosen.x === "money" ? "No run has a known price" : "No curves yet";
-    for (const group of $$("[data-choose]", card)) {
-      for (const button of $$("button", group))
-        press(button, button.value === chosen[group.dataset.choose]);
-    }
     chart.draw();
   }
 
@@ -88,17 +89,48 @@ function begin(card) {
     Object.assign(view, { from, to });
     draw();
   }
+  return { chart, draw, zoom };
+}
+
+/** A panel of a board, whose options are stored. */
+function panel(card) {
+  const { series, x, smooth } = card.dataset;
+  const tables = new Set();
+  const chosen = { series, x, smooth: Number(smooth), log: "log" in card.dataset };
+  const drawn = plot(card, chosen, tables, (id) => {
+    if (!tables.delete(id)) tables.add(id);
+    drawn.draw();
+  });
+  return drawn;
+}
+
+/** The chart of the comparison, whose options are chosen and kept in the address. */
+function chosenPanel(card) {
+  const chosen = {};
+  for (const [name, values] of Object.entries(CHOICES)) {
+    chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
+  }
+  const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);
+  const { chart, draw: drawChart, zoom } = plot(card, chosen, tables, () => change({}, !tables.size));
+
+  function draw() {
+    for (const group of $$("[data-choose]", card)) {
+      for (const button of $$("button", group))
+        press(button, button.value === chosen[group.dataset.choose]);
+    }
+    drawChart();
+  }
 
   function change(values, table = tables.size > 0) {
     Object.assign(chosen, values);
     if (table) tables.add(chart.id);
     else tables.clear();
-    if (values.x) Object.assign(view, { from: null, to: null });
     const address = { table: table ? 1 : null };
     for (const [name, [usual]] of Object.entries(CHOICES)) {
       address[name] = chosen[name] === usual ? null : chosen[name];
     }
     url.set(address);
+    if (values.x) zoom(null, null);
     draw();
   }
 
@@ -115,17 +147,7 @@ function begin(card) {
     for (const name of KEPT) if (url.get(name)) target.searchParams.set(name, url.get(name));
     link.href = target.href;
   });
-
-  async function load() {
-    chart.data = await getJSON(card.dataset.json);
-    draw();
-  }
-
-  load().catch(() => {
-    $("[data-chart]", card).dataset.empty =
-      "Loading the curves failed. Reload the page to try again.";
-  });
-  if (card.dataset.stream) follow(card.dataset.stream, load);
+  return { chart, draw };
 }
 
 /** Tables and curves of runs that still work. */

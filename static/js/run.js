@@ -5,24 +5,21 @@ import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { RUN_ENDED } from "./lib/states.js";
-import { activityList } from "./run/activity.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
-import { checkpointList, evaluationList } from "./run/checkpoints.js";
 import { drawer } from "./run/drawer.js";
 import { eventList } from "./run/events.js";
 import { failureCard } from "./run/failure.js";
 import { header } from "./run/header.js";
 import { heatmap } from "./run/heatmap.js";
-import { logLines } from "./run/logs.js";
 import { poolTable } from "./run/pools.js";
 import { rail } from "./run/rail.js";
 import { replicaTable } from "./run/replicas.js";
 import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
-import { timeline } from "./run/timeline.js";
 
 const LINGER_MS = 30_000; // an ended run's last telemetry can still arrive
+const EVERYTHING = ["run", "pools", "replicas", "rounds", "events", "points", "tab"];
 
 /** The state of the run page. A snapshot fills it, deltas (by stream or polling) are merged in, and
  * listeners are notified of the changed parts.
@@ -109,6 +106,25 @@ class RunStore {
   }
 }
 
+/** A part of a tab, whose script is loaded when the tab is first shown. */
+function inTab({ page, store }, place, load) {
+  const tab = place.closest("[data-panel]").dataset.panel;
+  let part = null;
+  let isLoading = false;
+  return (changed) => {
+    if (part) return part(changed);
+    if (isLoading || !store.run || page.dataset.tab !== tab) return undefined;
+    isLoading = true;
+    return load(place).then(
+      (loaded) => {
+        part = loaded;
+        part(new Set(EVERYTHING));
+      },
+      () => (isLoading = false), // tried again with the next change
+    );
+  };
+}
+
 function runPage() {
   const page = $("[data-run-page]");
   const store = new RunStore();
@@ -139,16 +155,26 @@ function runPage() {
     checklist(context),
     ...$$("[data-board]").map((place) => board(context, place)),
     ...$$("[data-heatmap]").map((card) => heatmap(context, card)),
-    timeline(context, $("[data-timeline]")),
+    inTab(context, $("[data-timeline]"), async (place) =>
+      (await import("./run/timeline.js")).timeline(context, place),
+    ),
     poolTable(context),
     ...$$("[data-replicas]").map((place) => replicaTable(context, place)),
     roundDetail(context, $("[data-round-detail]")),
     roundsTable(context, $("[data-rounds-table]")),
     ...$$("[data-events]").map((place) => eventList(context, place)),
-    logLines(context, $("[data-logs-card]")),
-    activityList(context, $("[data-activity]")),
-    checkpointList(context, $("[data-refresh]")),
-    evaluationList(context, $("[data-evaluations]")),
+    inTab(context, $("[data-logs-card]"), async (place) =>
+      (await import("./run/logs.js")).logLines(context, place),
+    ),
+    inTab(context, $("[data-activity]"), async (place) =>
+      (await import("./run/activity.js")).activityList(context, place),
+    ),
+    inTab(context, $("[data-refresh]"), async (place) =>
+      (await import("./run/checkpoints.js")).checkpointList(context, place),
+    ),
+    inTab(context, $("[data-evaluations]"), async (place) =>
+      (await import("./run/checkpoints.js")).evaluationList(context, place),
+    ),
   ];
 
   let pending = new Set();

@@ -7,11 +7,13 @@ import { isStale, showSilent, showStale } from "./lib/banners.js";
 import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
+import { followList, refreshed } from "./lib/part.js";
 import { look } from "./lib/states.js";
 
 const COMPARED = 20; // limit of the comparison page
 const WHY_LENGTH = 1000; // of the reason of a failure
 const COUNT_EVERY_MS = 10_000;
+const GROUPS_EVERY_MS = 5_000;
 
 function runsPage() {
   const list = $("[data-runs]");
@@ -154,6 +156,16 @@ function runsPage() {
       else return;
       select();
     });
+    // Shift and a click select the rows up to the one that was clicked before.
+    let before = null;
+    document.addEventListener("click", ({ target, shiftKey }) => {
+      if (!target.matches("[data-pick]")) return;
+      const order = [...rows.keys()];
+      const [from, to] = [order.indexOf(before), order.indexOf(target.value)].sort((a, b) => a - b);
+      if (shiftKey && from >= 0)
+        for (const id of order.slice(from, to + 1)) pick(id, target.checked);
+      before = target.value;
+    });
     bulk.addEventListener("reset", () => {
       picked.clear();
       setTimeout(select);
@@ -208,6 +220,11 @@ function runsPage() {
     });
   }
 
+  const field = $("[data-complete]");
+  const complete = async () => (await import("./lib/completion.js")).completion(field);
+  if (field && document.activeElement === field) complete();
+  else field?.addEventListener("focus", complete, { once: true });
+
   tick();
   setInterval(tick, 1000);
   pill?.addEventListener("click", () => {
@@ -216,7 +233,9 @@ function runsPage() {
     location.assign(`${location.pathname}?${query}`);
   });
 
-  if (list) {
+  const groups = $("[data-groups]");
+  if (groups) followList(groups.dataset.stream, refreshed(groups, GROUPS_EVERY_MS));
+  else if (list) {
     new Live({
       dot: $("[data-conn]"),
       stream: list.dataset.stream,

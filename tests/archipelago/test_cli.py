@@ -426,3 +426,15 @@ def test_matching_log_lines_are_written_to_a_file(call: Call, run: Any, tmp_path
     refused = call("logs", "last", "-o", str(target), "--level", "info")
     assert refused.code != 0
     assert "expected --level warning or error" in refused.err
+
+
+def test_groups_of_runs(call: Call, run: Any) -> None:
+    result = call("ls", "--group-by", "state", "--owner", "owner")
+    assert result.code == 0, result.err
+    head, group, total = result.out.splitlines()
+    assert head.split()[:4] == ["STATE", "RUNS", "ACTIVE", "FAILED"]
+    assert group.split()[:4] == ["running", "1", "1", "0"]
+    assert total.split()[:2] == ["All", "1"]
+    assert json.loads(call("ls", "--group-by", "tag", "--json").out)["by"] == "tag"
+    wrong = call("ls", "--group-by", "tag", "-q", "stat:running")
+    assert "Did you mean state:running?" in wrong.err

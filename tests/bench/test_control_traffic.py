@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.support.control_traffic import Case, Measured, measure
-from diloco.protocol.control_pace import TELEMETRY_INTERVAL_S, control_requests
+from diloco.protocol.control_pace import FAILED_POLLS, TELEMETRY_INTERVAL_S, control_requests
 from diloco.protocol.settings import GroupSettings
 
 TWO = {"replica 0", "replica 1"}
@@ -34,8 +34,12 @@ def test_exchanges_make_few_requests(calm: Measured, straggling: Measured) -> No
     """The two that list read all records and leases; a replica of a larger group makes fewer."""
     # With the straggler this seed gives 20.9. The seeds 0 to 11, each another order of the threads,
     # give 20.4 to 25.0. A change of the protocol changes the order, so the bound is above all.
-    assert calm.exchange <= 13
-    assert straggling.exchange <= 27
+    assert calm.exchange - calm.of("polls") <= 13
+    assert straggling.exchange - straggling.of("polls") <= 27
+
+
+def test_a_replica_looks_once_for_each_payload_and_a_few_times_in_vain(calm: Measured) -> None:
+    assert 0 < calm.of("polls") <= 7 + FAILED_POLLS
 
 
 def test_timed_requests_follow_the_heartbeat_timeout(calm: Measured) -> None:

@@ -241,13 +241,17 @@ class Window:
                 page.wait_for_timeout(150)  # let canvases paint before the picture is taken
                 self.shoot(page, f"{name}-{width}-{scheme}", full=full)
 
-    def close(self, *, shoot: bool = False) -> None:
+    def shoot_failed(self) -> None:
+        """Store pictures of all pages, for the reader of a failure."""
         name = re.sub(r"\W+", "-", self.name).strip("-")
-        self.screenshots = self.screenshots or shoot
+        self.screenshots = True
         for number, context in enumerate(self.contexts):
-            for page in context.pages if shoot else ():
+            for page in context.pages:
                 with contextlib.suppress(Exception):
                     self.shoot(page, f"failed-{name}-{number}", full=False)
+
+    def close(self) -> None:
+        for context in self.contexts:
             context.close()
 
 
@@ -263,7 +267,9 @@ def window(
         signed_in=sign_ins,
     )
     yield window
-    window.close(shoot=request.node.stash.get(FAILED, False))
+    if request.node.stash.get(FAILED, False):
+        window.shoot_failed()
+    window.close()
     assert window.errors == []
 
 

@@ -7,6 +7,7 @@ critical fails the test. Reading order and the quality of alternative texts need
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PASSWORD, Site, Window, expect_address, running_site
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (2560, 1440, 1280, 800, 390, 360)
+WIDTHS = (360, 390, 800, 1280, 2560, 1440)
 FAILING_IMPACTS = ("serious", "critical")
 ALERTS = [
     "import datetime",
@@ -93,8 +94,8 @@ SCREENS = {
     "admin": "/admin/",
 }
 """Screens of a site with runs."""
-WIDTH_ONLY = {"admin", "done"}
-"""Only the width is checked of Django's admin, and of a page that others have all parts of."""
+WIDTH_ONLY = {"admin", "done", "run-checkpoints", "run-logs", "run-settings"}
+"""Only the width is checked of Django's admin, and of pages that others have all parts of."""
 EMPTY = {
     "runs": "/",
     "new": "/runs/new",
@@ -142,6 +143,48 @@ def empty_site(
         yield site
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    """A window with one page of an administrator: a new page takes a second of CPU."""
+    yield from one_page(browser, site, sign_ins)
+
+
+@pytest.fixture(scope="module")
+def shared_empty(browser: Browser, empty_site: Site) -> Iterator[Window]:
+    yield from one_page(browser, empty_site, {})
+
+
+def one_page(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    window = Window(browser=browser, url=site.url, name="axe", signed_in=sign_ins)
+    window.open("/", user="admin")
+    yield window
+    window.close()
+
+
+PRELOADED = "was preloaded using link preload but not used"
+"""Chromium's warning about the font, which a later page of a context takes from memory."""
+
+
+@contextlib.contextmanager
+def screen(window: Window, request: pytest.FixtureRequest, path: str) -> Iterator[Page]:
+    """Show ``path`` on the page of the window; report its errors and keep its picture as the
+    fixture `window` does."""
+    window.name = request.node.name
+    window.screenshots = request.config.getoption("--screenshots")
+    [page] = window.contexts[-1].pages
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(path)
+    try:
+        yield page
+    except BaseException:
+        window.shoot_failed()
+        window.errors.clear()
+        raise
+    errors, window.errors[:] = [one for one in window.errors if PRELOADED not in one], []
+    assert errors == []
+
+
 def settle(page: Page) -> None:
     """Wait until the page has loaded; `networkidle` never fires while a stream is open."""
     page.wait_for_load_state("load")
@@ -177,37 +220,53 @@ def describe(found: list[dict[str, Any]]) -> str:
 def examine(
     window: Window, page: Page, name: str, *, axe: bool = True, part: str = "html"
 ) -> list[str]:
-    """Return the problems of a page that axe finds in ``part``, a selector: all rules in light,
-    contrast in dark. Also check its width."""
+    """Check the width of a page; return the problems that axe finds in ``part``, a selector."""
     settle(page)
-    problems = []
-    if axe:
-        severe = [one for one in violations(page, part=part) if one["impact"] in FAILING_IMPACTS]
-        problems += [f"{name}, light:\n{describe(severe)}"] if severe else []
-        page.emulate_media(color_scheme="dark")
-        page.wait_for_timeout(50)
-        severe = violations(page, "runOnly: ['color-contrast']", part)
-        problems += [f"{name}, dark:\n{describe(severe)}"] if severe else []
     window.fits(page, f"axe-{name}", *WIDTHS, full=name != "api-docs")
-    return problems
+    if not axe:
+        return []
+    if name in REPEATED:
+        page.evaluate(REMOVE_OTHERS, REPEATED[name])
+    return problems_in_both_schemes(page, name, part)
+
+
+def problems_in_both_schemes(page: Page, name: str, part: str) -> list[str]:
+    """What axe finds: all rules in light, contrast in dark."""
+    page.emulate_media(color_scheme="light")
+    severe = [one for one in violations(page, part=part) if one["impact"] in FAILING_IMPACTS]
+    problems = [f"{name}, light:\n{describe(severe)}"] if severe else []
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(50)
+    severe = violations(page, "runOnly: ['color-contrast']", part)
+    return [*problems, f"{name}, dark:\n{describe(severe)}"] if severe else problems
+
+
+REPEATED = {"api-docs": ".api-operation", "prices": "section[aria-labelledby^=prices-]"}
+"""Selectors of the equal parts of long pages. All but the first are removed before axe begins,
+which takes as long as the page is."""
+REMOVE_OTHERS = """
+(selector) => [...document.querySelectorAll(selector)].slice(1).forEach((one) => one.remove())
+"""
 
 
 def part_of(name: str) -> str:
     """The part of a screen that no other screen shows. The tabs of a run share their page."""
     of, _, tab = name.partition("-")
     is_tab = of in ("run", "many") and tab in RUN_TABS and tab != "overview"
-    if name == "api-docs":  # one of 79 equal sections
-        return ".api-operation"
+    if name == "api-docs":  # the frame has many links to the other parts
+        return REPEATED[name]
     return f"[data-panel={tab}]" if is_tab else "html"
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_screen(window: Window, runs: dict[str, str], name: str) -> None:
-    page = window.open(SCREENS[name].format(**runs), user="admin")
-    problems = examine(window, page, name, axe=name not in WIDTH_ONLY, part=part_of(name))
-    assert not problems, "\n".join(problems)
-    if name in ("not-found", "admin"):
-        window.errors[:] = [error for error in window.errors if "404" not in error]
+def test_screen(
+    shared: Window, runs: dict[str, str], name: str, request: pytest.FixtureRequest
+) -> None:
+    with screen(shared, request, SCREENS[name].format(**runs)) as page:
+        problems = examine(shared, page, name, axe=name not in WIDTH_ONLY, part=part_of(name))
+        assert not problems, "\n".join(problems)
+        if name in ("not-found", "admin"):
+            shared.errors[:] = [error for error in shared.errors if "404" not in error]
 
 
 @pytest.mark.parametrize("action", ["Stop", "Delete"])
@@ -230,16 +289,11 @@ def test_screen_without_sign_in(window: Window, site: Site, name: str) -> None:
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_screen_without_data(
-    window: Window, empty_site: Site, name: str, monkeypatch: pytest.MonkeyPatch
+    shared_empty: Window, name: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(window, "url", empty_site.url)
-    monkeypatch.setattr(window, "signed_in", _empty_sign_ins)
-    page = window.open(EMPTY[name], user="admin")
-    problems = examine(window, page, f"empty-{name}")
-    assert not problems, "\n".join(problems)
-
-
-_empty_sign_ins: dict[str, Any] = {}
+    with screen(shared_empty, request, EMPTY[name]) as page:
+        problems = examine(shared_empty, page, f"empty-{name}")
+        assert not problems, "\n".join(problems)
 
 
 def test_menus_of_the_list(window: Window, runs: dict[str, str]) -> None:
@@ -251,11 +305,11 @@ def test_menus_of_the_list(window: Window, runs: dict[str, str]) -> None:
         else:
             page.locator(".find summary", has_text=name).click()
         settle(page)
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            severe = [one for one in violations(page) if one["impact"] in FAILING_IMPACTS]
-            problems += [f"{name}, {scheme}:\n{describe(severe)}"] if severe else []
+        part = "dialog[open]" if name == "Keys" else ".find .drop[open]"
+        expect(page.locator(part)).to_be_visible()
+        problems += problems_in_both_schemes(page, name, part)
         page.keyboard.press("Escape")
+        expect(page.locator(part)).to_have_count(0)
     assert not problems, "\n".join(problems)
 
 

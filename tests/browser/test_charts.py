@@ -183,16 +183,15 @@ def test_crosshairs_move_together(window: Window, site: Site) -> None:
     expect(norm).not_to_have_text(at_end)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_timeline_zooms_on_time_only(window: Window, site: Site, scheme: str) -> None:
+def test_timeline_zooms_on_time_only(window: Window, site: Site) -> None:
     run = site.seed("name='When', committed=12")
-    page = window.open(f"/runs/{run}/?tab=timeline", scheme=scheme)
+    page = window.open(f"/runs/{run}/?tab=timeline")
     note = page.locator("[data-timeline] [data-badge]")
     expect(note).to_contain_text("47 bars")
     expect(note).to_contain_text("critical path: replica 3")
     page.locator("[data-timeline] canvas").first.hover(position={"x": 300, "y": 60})
     expect(page.locator("[data-timeline] [data-announce]")).to_contain_text("Replica 1 at")
-    window.shoot(page, f"timeline-{scheme}")
+    window.fits(page, "timeline", 1440)
     for _ in range(2):
         page.get_by_role("button", name="Closer").click()
     expect(note).to_have_text(re.compile(r"^1\d bars"))

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
@@ -130,17 +130,16 @@ def test_folder_with_a_remote_pool_is_refused_before_the_launch(window: Window, 
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (360, "light")])
-def test_many_pools_fit(window: Window, width: int, scheme: str) -> None:
-    page = window.open("/runs/new", width=width, scheme=scheme)
+def test_many_pools_fit(window: Window) -> None:
+    page = window.open("/runs/new", width=360)
     for backend in ("kubernetes", "sagemaker", "huggingface", "modal"):
         add(page, backend)
     expect(row(page, 5).get_by_label("Backend")).to_have_value("modal")
-    window.shoot(page, f"page-new-pools-{width}-{scheme}")
-    assert overflow(page) <= 0
-    nameless = re.findall(
-        r"^\s*- (?:button|link|textbox|combobox|spinbutton|checkbox)(?: \[[^\]]*\])*:?$",
-        page.locator("body").aria_snapshot(),
-        re.M,
-    )
-    assert nameless == []
+    for width in (360, 1440):
+        window.fits(page, "page-new-pools", width)
+        nameless = re.findall(
+            r"^\s*- (?:button|link|textbox|combobox|spinbutton|checkbox)(?: \[[^\]]*\])*:?$",
+            page.locator("body").aria_snapshot(),
+            re.M,
+        )
+        assert nameless == [], width

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -86,9 +86,8 @@ def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None
     expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_fragments_have_lanes(window: Window, site: Site, scheme: str) -> None:
-    page = window.open(f"/runs/{make(site, parts=4)}/?tab=rounds", scheme=scheme)
+def test_fragments_have_lanes(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site, parts=4)}/?tab=rounds")
     choice = page.get_by_label("Fragments")
     expect(choice).to_have_value("lanes")
     # Replica 2: the first lane of the third column is round 9, the second lane is round 10.
@@ -97,7 +96,7 @@ def test_fragments_have_lanes(window: Window, site: Site, scheme: str) -> None:
     expect_announced(page, 3, 9, "Round 10, fragment 1, replica 2: included")
     page.keyboard.press("Enter")
     expect(page.locator("[data-round-detail]")).to_contain_text("1 (0 to 3)")
-    window.shoot(page, f"rounds-lanes-{scheme}")
+    window.fits(page, "rounds-lanes", 1440)
     choice.select_option("2")
     expect_address(page, "fragment=2")
     expect_announced(page, 2, 3, "Round 7, fragment 2, replica 3: healing (catching up)")
@@ -112,13 +111,11 @@ def test_many_replicas_have_one_row_for_all_fragments(window: Window, site: Site
     expect(page.get_by_label("Fragments")).to_have_value("all")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contributions_are_cards_on_narrow_screens(window: Window, site: Site, scheme: str) -> None:
-    page = window.open(f"/runs/{make(site)}/?tab=rounds&round=9", width=360, scheme=scheme)
+def test_contributions_are_cards_on_narrow_screens(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{make(site)}/?tab=rounds&round=9", width=360)
     table = page.locator("[data-round-detail] table")
     expect(table).to_be_visible()
-    window.shoot(page, f"rounds-narrow-{scheme}")
+    window.fits(page, "rounds-narrow", 360)
     assert table.evaluate("t => t.scrollWidth <= t.parentElement.clientWidth")
-    assert overflow(page) <= 0
     expect(table.locator('td[data-label="Payload"]').first).to_be_visible()
     assert table.locator("tbody tr").first.evaluate("r => getComputedStyle(r).display") == "grid"

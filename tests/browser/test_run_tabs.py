@@ -128,11 +128,9 @@ def test_round_names_its_straggler(window: Window, site: Site) -> None:
     last = ["Norm", "Traffic", "Plan", "Straggler", "Opened", "Committed", "Reason"]
     expect(headings).to_have_text(first + last)
     window.shoot(page, "rounds-1440")
-    for width in (1280, 360):
-        page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=width)
-        expect(page.locator("[data-round-detail] dl")).to_contain_text("replica 2")
-        window.shoot(page, f"rounds-{width}")
-        assert overflow(page) <= 0
+    page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=360)
+    expect(page.locator("[data-round-detail] dl")).to_contain_text("replica 2")
+    window.fits(page, "rounds", 360, 1280)
 
 
 OVERLAPS = """table => [...table.querySelectorAll(".c-act button")].flatMap((button) => {
@@ -146,10 +144,9 @@ OVERLAPS = """table => [...table.querySelectorAll(".c-act button")].flatMap((but
 """Names of the columns that a button of another column covers."""
 
 
-@pytest.mark.parametrize("width", [1440, 1280])
-def test_replica_table_fits_and_covers_no_column(window: Window, site: Site, width: int) -> None:
+def test_replica_table_fits_and_covers_no_column(window: Window, site: Site) -> None:
     run = site.seed("name='Wide', committed=12")
-    page = window.open(f"/runs/{run}/?tab=replicas", width=width)
+    page = window.open(f"/runs/{run}/?tab=replicas", width=1280)
     table = page.locator("[data-replicas=long] table")
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
@@ -168,9 +165,11 @@ def test_replica_table_fits_and_covers_no_column(window: Window, site: Site, wid
     site.publish(run, replicas=rows)
     expect(table).to_contain_text("H100")
     expect(table.locator('[data-c="net"]').first).to_contain_text("456 MB/s ↓")
-    assert table.evaluate("table => table.scrollWidth <= table.closest('.scroll').clientWidth")
-    assert table.evaluate(OVERLAPS) == []
-    window.shoot(page, f"replicas-wide-{width}", full=False)
+    for width in (1280, 1440):
+        window.fits(page, "replicas-wide", width, full=False)
+        beyond = "table => table.scrollWidth - table.closest('.scroll').clientWidth"
+        assert table.evaluate(beyond) <= 0, width
+        assert table.evaluate(OVERLAPS) == [], width
 
 
 def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> None:

@@ -42,18 +42,13 @@ def runs(site: Site) -> Iterator[list[str]]:
     site.python(archive_all)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1440, "light"), (1440, "dark"), (800, "light"), (360, "light")]
-)
-def test_layout(window: Window, runs: list[str], width: int, scheme: str) -> None:
-    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=width, scheme=scheme)
+def test_layout(window: Window, runs: list[str]) -> None:
+    page = window.open(f"/?sel={runs[0]},{runs[2]}", width=360)
     expect(page.get_by_text("2 selected")).to_be_visible()
-    window.shoot(page, f"runs-{width}-{scheme}")
-    assert overflow(page) <= 0
+    window.fits(page, "runs", 360, 800, 1440)
     page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
-    window.shoot(page, f"runs-filters-{width}-{scheme}", full=False)
-    assert overflow(page) <= 0
+    window.fits(page, "runs-filters", 360, 800, 1440, full=False)
 
 
 def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
@@ -77,6 +72,33 @@ def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
     expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
     window.shoot(page, "runs-no-match")
     window.errors[:] = [e for e in window.errors if "422" not in e]
+
+
+def test_completion_by_keyboard_and_groups(window: Window, runs: list[str]) -> None:
+    page = window.open("/", width=360)
+    field = page.get_by_label("Find runs")
+    field.press_sequentially("ow")
+    found = page.get_by_role("listbox", name="Completions").get_by_role("option")
+    expect(found).to_have_text(["owner:user name"])
+    window.shoot(page, "runs-completion-360", full=False)
+    field.press("ArrowDown")
+    field.press("Tab")
+    expect(found.first).to_contain_text("olga")
+    field.press("ArrowDown")
+    field.press("Enter")
+    expect(field).to_have_value("owner:olga ")
+    field.press("Escape")
+    expect(page.get_by_role("listbox", name="Completions")).to_be_hidden()
+    field.press("Enter")
+    expect(page.locator("[data-run]")).to_have_count(4)
+    page.get_by_text("Group", exact=True).click()
+    page.get_by_role("link", name="Tag", exact=True).click()
+    table = page.get_by_role("table", name="Runs by tag, the most expensive first")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    window.shoot(page, "runs-groups-360")
+    assert overflow(page) <= 0
+    table.get_by_role("link", name="sweep").click()
+    expect(page.locator("[data-run]")).to_have_count(2)
 
 
 def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> None:

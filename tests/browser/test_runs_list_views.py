@@ -196,12 +196,12 @@ def test_banner_without_a_worker(window: Window, site: Site, runs: list[str]) ->
         expect(one.locator("[data-conn]")).to_have_attribute("data-state", "silent")
     window.shoot(page, "list-silent", full=False)
     site.python(BEAT + "health.beat()")
-    for one in (page, of_run):  # the stream delivers it within seconds
-        expect(one.get_by_text(message)).to_be_hidden(timeout=20_000)
+    for one in (page, of_run):  # the stream reports it
+        expect(one.get_by_text(message)).to_be_hidden()
         expect(one.locator("[data-conn]")).to_have_text("Live")
     site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
     for one in (page, of_run):
-        expect(one.get_by_text(message)).to_be_visible(timeout=20_000)
+        expect(one.get_by_text(message)).to_be_visible()
         expect(one.locator("[data-conn]")).to_have_text("No worker")
     site.python(BEAT + "health.beat()")
 

@@ -1,70 +1,14 @@
-"""Jobs that people come to the submit form for, with the clicks that each takes."""
+"""Jobs that people come to the submit form for."""
 
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 
 from tests.browser.conftest import Site, Window, overflow
 from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
-
-
-class Clicks:
-    """Clicks and counts them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, target: Locator) -> None:
-        target.click()
-        self.count += 1
-
-
-def test_again_with_another_learning_rate_takes_three_clicks(window: Window, site: Site) -> None:
-    run = site.seed("name='To repeat', replicas=1")
-    site.python(
-        "from django.conf import settings\nfrom runs.models import Run\n"
-        f"Run.objects.filter(pk={run!r})"
-        f".update(rendezvous=settings.DEFAULT_RENDEZVOUS.rstrip('/') + '/{run}')"
-    )
-    click = Clicks()
-    page = window.open(f"/runs/{run}/")
-    click(page.get_by_text("More", exact=True).first)
-    click(page.get_by_role("link", name="Clone"))
-    expect(page.get_by_role("heading", level=1)).to_have_text("Clone of To repeat")
-    search = page.get_by_label("Search settings")
-    expect(search).to_be_focused()
-    expect(page.get_by_text("Nothing changed yet")).to_be_visible()
-    expect(page.get_by_label("Data shards")).to_be_hidden()
-    for width in (390, 1280, 1440):
-        page.set_viewport_size({"width": width, "height": 900})
-        window.shoot(page, f"clone-{width}", full=False)
-        assert overflow(page) <= 0
-    page.keyboard.type("inner learning")
-    rate = page.get_by_label("Inner learning rate")
-    expect(rate).to_be_visible()
-    expect(page.get_by_label("Batch size")).to_be_hidden()
-    page.keyboard.press("Enter")
-    expect(rate).to_be_focused()
-    page.keyboard.press("Control+a")
-    page.keyboard.type("0.00123")
-    changes = page.locator("[data-changes]")
-    expect(changes.get_by_role("row", name="Inner learning rate")).to_contain_text("0.00123")
-    expect(changes.get_by_role("row")).to_have_count(2)  # with the heads
-    window.shoot(page, "clone-changed", full=False)
-    command = page.locator("[data-command]")
-    expect(command).to_contain_text(f"archipelago clone {run}")
-    expect(command).to_contain_text("settings.inner_lr=0.00123")
-    click(page.get_by_role("button", name="Launch", exact=True))
-    expect(page.get_by_role("heading", level=1)).to_contain_text("To repeat (copy)")
-    assert click.count == 3
-    settings = site.python(
-        "from runs.models import Run; "
-        "print(Run.objects.get(name='To repeat (copy)').group_settings['inner_lr'])"
-    )
-    assert settings.strip() == "0.00123"
 
 
 def test_a_pasted_document_fills_the_form_with_errors_at_their_fields(window: Window) -> None:

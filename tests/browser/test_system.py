@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -94,18 +94,12 @@ def test_replica_table_shows_the_newest_figures(window: Window, site: Site) -> N
     expect(shown["net"]).to_have_text("43.0 MB/s ↓")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_figures_are_in_the_cards_on_narrow_screens(
-    window: Window, site: Site, scheme: str
-) -> None:
+def test_figures_are_in_the_cards_on_narrow_screens(window: Window, site: Site) -> None:
     name = "A run whose name is long " * 3
-    page = window.open(
-        f"/runs/{make(site, replicas=5, name=name)}/?tab=replicas", width=360, scheme=scheme
-    )
+    page = window.open(f"/runs/{make(site, replicas=5, name=name)}/?tab=replicas", width=360)
     row = page.locator('[data-replicas="long"] tr[data-key="1"]')
     for column in ("gpu", "gpu_memory", "net"):
         expect(row.locator(f'[data-c="{column}"]')).to_be_visible()
-    window.shoot(page, f"replicas-narrow-{scheme}")
+    window.fits(page, "replicas-narrow", 360)
     table = row.locator("xpath=ancestor::table")
     assert table.evaluate("t => t.scrollWidth <= t.parentElement.clientWidth")
-    assert overflow(page) <= 0

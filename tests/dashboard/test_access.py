@@ -61,6 +61,7 @@ PAGES = {
     "replica-restart": ("post", SIGN_IN, REFUSED, MOVED, REFUSED, MOVED),
     "runs-facets": ("get", SIGN_IN, OK, OK, OK, OK),
     "runs-totals": ("get", SIGN_IN, OK, OK, OK, OK),
+    "runs-complete": ("get", SIGN_IN, OK, OK, OK, OK),
     "runs-bulk": ("post", SIGN_IN, REFUSED, MOVED, MOVED, MOVED),
     "compare": ("get", SIGN_IN, OK, OK, OK, OK),
     "compare-json": ("get", SIGN_IN, OK, OK, OK, OK),
@@ -98,6 +99,8 @@ SENT = {
     "pool-scale": {"count": "2"},
 }
 TESTED_ELSEWHERE = {
+    # test_boards
+    *("boards", "board", "board-new", "board-json", "board-edit", "board-delete"),
     *("runs-stream", "run-stream"),  # live/
     *("run-activity", "alert-acknowledge"),  # test_alerts_tab.py
     *("users", "user-role", "user-active", "user-reset"),  # security/test_users.py

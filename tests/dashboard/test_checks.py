@@ -138,7 +138,7 @@ def test_each_service_reports_invalid_settings(production: dict[str, str], servi
         env=production | {"ARCHIPELAGO_REAPER": "kill"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode != 0
     assert "ARCHIPELAGO_REAPER: expected cancel or report, found 'kill'" in done.stderr

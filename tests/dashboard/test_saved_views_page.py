@@ -10,7 +10,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs.actions import saved_views
+from runs.actions import saved_views, shared_rows
 from runs.exceptions import ActionRefused
 from runs.models import SavedView
 from tests.browser import seed
@@ -90,7 +90,7 @@ def test_an_invalid_query_is_not_saved(operator_user: Any) -> None:
 def test_the_number_of_views_is_limited(
     operator_user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_views, "PER_PERSON", 1)
+    monkeypatch.setattr(shared_rows, "PER_PERSON", 1)
     saved_views.save(operator_user, name="one")
     with pytest.raises(ActionRefused, match="at most 1"):
         saved_views.save(operator_user, name="two")
@@ -194,6 +194,7 @@ def test_views_through_the_api(operator_user: Any) -> None:
         "shared": True,
         "columns": ["cost", "name"],
         "differing": True,
+        "group": "",
     }
     created = api(client, "post", body=sent)
     assert created.status_code == 201

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.forms import RunForm
-from diloco.protocol.workload import HuggingFaceWorkload
+from diloco.protocol.workload import WORKLOADS, HuggingFaceWorkload, WorkloadDocument
 from runs.models import Archive, Checkpoint, Run, Webhook
 from runs.submit import run_draft
 from runs.submit.uploads import store_archive
@@ -72,6 +72,22 @@ def test_a_transformers_run_is_cloned_completely(client: Client, run: Run) -> No
     draft = form.draft()
     assert draft is not None, form.all_errors
     assert draft.workload == LLAMA
+
+
+class ToyWorkload(WorkloadDocument):
+    kind = "toy"
+
+
+def test_a_kind_that_the_form_does_not_offer_is_shown_but_not_cloned_there(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORKLOADS, "toy", ToyWorkload)
+    Run.objects.update(workload={"kind": "toy"})
+    page = reverse("run", args=[run.pk])
+    assert "<dt><code>kind</code></dt>" in client.get(f"{page}?tab=settings").content.decode()
+    response = client.get(f"{reverse('run-new')}?clone={run.pk}", follow=True)
+    assert response.redirect_chain == [(page, 302)]
+    assert "The form has no fields for workloads of kind toy" in response.content.decode()
 
 
 def test_model_errors_are_shown_at_their_field(client: Client, run: Run) -> None:

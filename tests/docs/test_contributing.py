@@ -108,6 +108,15 @@ def test_no_other_product_file_names_a_workload() -> None:
     assert named - own == set(NAMES_A_WORKLOAD)
 
 
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_a_class_of_the_list_is_complete(kind: str) -> None:
+    described = WORKLOADS[kind]
+    assert described.kind == kind
+    assert described.model_fields
+    assert {*described.model_fields} <= {field.name for field in fields(described)}
+    assert (ROOT / "diloco" / "workloads" / f"{kind}.py").exists()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToyWorkload(WorkloadDocument):
     width: int = 4

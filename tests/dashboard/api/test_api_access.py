@@ -239,35 +239,34 @@ def test_with_a_token(method: str, path: str, kind: str, run: Any, token_of: Any
     assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_read_only_tokens_cannot_change_anything(
-    method: str, path: str, run: Any, token_of: Any
-) -> None:
+def test_read_only_tokens_cannot_change_anything(run: Any, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of('root', 'admin', 'read')}"}
-    response = call(Client(), method, path, run, **headers)
-    looks = (method == "get" or (method, path) in LOOKS) and (method, path) not in OPERATES
-    assert response.status_code == (200 if looks else 403)
-    if not looks:
-        assert response.json()["detail"] == "expected the scope operate, found read"
+    for method, path in CALLS:
+        response = call(Client(), method, path, run, **headers)
+        looks = (method == "get" or (method, path) in LOOKS) and (method, path) not in OPERATES
+        assert response.status_code == (200 if looks else 403), (method, path)
+        if not looks:
+            expected = "expected the scope operate, found read"
+            assert response.json()["detail"] == expected, (method, path)
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_user_without_a_role_is_rejected(method: str, path: str, run: Any, token_of: Any) -> None:
+def test_user_without_a_role_is_rejected(run: Any, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of('no-role', '')}"}
-    response = call(Client(), method, path, run, **headers)
-    assert response.status_code == (200 if path == "/me" else 403)
+    for method, path in CALLS:
+        response = call(Client(), method, path, run, **headers)
+        assert response.status_code == (200 if path == "/me" else 403), (method, path)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [c for c in CALLS if c[0] != "get"], ids=[i for i in IDS if i[:3] != "get"]
-)
-def test_sessions_need_a_csrf_token(method: str, path: str, run: Any) -> None:
+def test_sessions_need_a_csrf_token(run: Any) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
-    response = call(client, method, path, run)
-    assert response.status_code == 403
-    assert "CSRF" in response.json()["detail"]
-    run.refresh_from_db()
-    assert run.state == "running"
+    for method, path in CALLS:
+        if method == "get":
+            continue
+        response = call(client, method, path, run)
+        assert response.status_code == 403, (method, path)
+        assert "CSRF" in response.json()["detail"], (method, path)
+        run.refresh_from_db()
+        assert run.state == "running", (method, path)
 
 
 def test_sessions_with_a_csrf_token_can_change_runs(run: Any) -> None:

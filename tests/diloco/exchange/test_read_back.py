@@ -41,8 +41,8 @@ def test_damage_in_any_range_is_found(tmp_path: Path, quarter: int) -> None:
     def make() -> PayloadWriter:
         return PayloadWriter(INFO, values, codec, SLOTS, clock=SystemClock())
 
-    packing, damage = upload(store, KEY, make, codec, verify_bytes=2**30)
-    assert damage == ""
+    packing, verify = upload(store, KEY, make, codec, verify_bytes=2**30)
+    assert verify() == ""
     stored = bytearray(store.get(KEY))
     stored[quarter * len(stored) // 3 + 1000] ^= 1
     store.put(KEY, stored)

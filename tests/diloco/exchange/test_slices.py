@@ -56,8 +56,8 @@ def contribute(
             return PayloadWriter(info, part, codec, SLOTS, clock=SystemClock(), span=span)
 
         key = keys.contribution_payload(1, replica, INCARNATION, index)
-        packing, damage = upload(store, key, make, codec, verify_bytes=2**30)
-        assert damage == ""
+        packing, verify = upload(store, key, make, codec, verify_bytes=2**30)
+        assert verify() == ""
         written.append(packing)
     checksums = "".join(packing.checksums for packing in written)
     planned = PlannedContribution(

@@ -24,7 +24,7 @@ from diloco.errors import ReplicaError
 from diloco.group import Group, join
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
-from diloco.protocol.parallel_reads import read_parts
+from diloco.protocol.parallel_reads import ExpectedReads, read_parts
 from diloco.protocol.records import Command, Commit
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
@@ -281,6 +281,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.syncer.threading": virtual_time.threading,
         "diloco.exchange.inflight_rounds.DaemonPool": virtual_time.ThreadPoolExecutor,
         "diloco.exchange.inflight_rounds.wait": virtual_time.wait,
+        "diloco.exchange.round_exchange.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.background.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.background.wait": virtual_time.wait,
         "diloco.protocol.parallel_reads.DaemonPool": virtual_time.ThreadPoolExecutor,
@@ -302,7 +303,8 @@ def virtual(harness: Harness) -> Iterator[None]:
         for name, value in patches.items():
             stack.enter_context(mock.patch(name, value))
         line = Line(clock=harness.scheduler)  # real time would decide how many parts are read ahead
-        stack.enter_context(mock.patch.dict(read_parts.__kwdefaults__, line=line))
+        for reads in (read_parts, ExpectedReads.__init__):
+            stack.enter_context(mock.patch.dict(reads.__kwdefaults__, line=line))
         if level == logging.NOTSET:
             logger.setLevel(logging.CRITICAL)
         try:

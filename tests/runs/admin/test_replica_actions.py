@@ -254,9 +254,8 @@ def test_no_replica_of_an_ended_run_is_killed(harness: Any) -> None:
         admin_overrides.kill_replica(harness.replica(1), actor=harness.run.owner)
 
 
-@pytest.mark.parametrize("action", [*REPLICA_ACTIONS, "ask"])
 @pytest.mark.parametrize("kind", ["anonymous", "viewer", "owner", "staff viewer"])
-def test_other_roles_are_refused(harness: Any, kind: str, action: str) -> None:
+def test_other_roles_are_refused(harness: Any, kind: str) -> None:
     client = Client()
     if kind == "staff viewer":
         user = w.person("vera", "viewer")
@@ -265,9 +264,11 @@ def test_other_roles_are_refused(harness: Any, kind: str, action: str) -> None:
     elif kind != "anonymous":
         client.force_login(harness.run.owner if kind == "owner" else w.person(kind, kind))
     harness.outbox.clear()
-    data = {"action": action, "_selected_action": [str(harness.replica(1).pk)], "confirmed": "yes"}
-    response = client.post(LIST, data)
-    assert response.status_code == (302 if kind != "staff viewer" else response.status_code)
-    assert harness.replica(1).state == "computing"
-    assert ReplicaPool.objects.get().count == 4
-    assert harness.outbox == []
+    row = str(harness.replica(1).pk)
+    for action in (*REPLICA_ACTIONS, "ask"):
+        data = {"action": action, "_selected_action": [row], "confirmed": "yes"}
+        response = client.post(LIST, data)
+        assert kind == "staff viewer" or response.status_code == 302, action
+        assert harness.replica(1).state == "computing", action
+        assert ReplicaPool.objects.get().count == 4, action
+        assert harness.outbox == [], action

@@ -53,6 +53,6 @@ def test_bundle_can_be_imported(tmp_path: Path) -> None:
         [sys.executable, "-S", "-c", program, str(path)],
         env={"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"},
         check=True,
-        timeout=60,
+        timeout=600,
         cwd=tmp_path,
     )

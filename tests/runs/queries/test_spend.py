@@ -16,7 +16,8 @@ from archipelago import fleet_rows
 from runs.models import ReplicaAttempt, ReplicaPool, Run
 from runs.queries import spend
 from runs.queries.live_jobs import JobFilter
-from runs.queries.spend import Attempt, Period, Stretch
+from runs.queries.spend import Attempt, Period
+from runs.queries.spend_history import Stretch
 from tests.browser import seed, seed_spend
 
 pytestmark = pytest.mark.django_db

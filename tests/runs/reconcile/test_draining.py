@@ -147,10 +147,12 @@ def test_a_preempted_replica_is_relaunched_without_limit(harness: Any) -> None:
     assert (harness.replica(1).restarts, harness.replica(1).state) == (0, "computing")
 
 
-@pytest.mark.parametrize(("worked", "state"), [(59, "failed"), (61, "restarting")])
-def test_a_failure_after_long_work_resets_the_count(harness: Any, worked: int, state: str) -> None:
+@pytest.mark.parametrize(("worked_s", "state"), [(590, "failed"), (610, "restarting")])
+def test_a_failure_after_long_work_resets_the_count(
+    harness: Any, worked_s: int, state: str
+) -> None:
     harness.run.replicas.filter(number=1).update(restarts=harness.run.max_restarts)
-    ticks(harness, *[10] * worked)
+    ticks(harness, *[30] * (worked_s // 30), worked_s % 30)
     harness.executor.end(harness.key(1), Cause.ERROR, code=1)
     ticks(harness, 1)
     assert harness.replica(1).state == state

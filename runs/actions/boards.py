@@ -1,0 +1,103 @@
+"""Boards: save, change, delete.
+
+Their names, owners and sharing are those of :mod:`runs.actions.shared_rows`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import QuerySet
+
+from runs.actions import shared_rows
+from runs.exceptions import InvalidRun
+from runs.models import Board
+from runs.queries import selectors
+from runs.queries.boards import MOST_PANELS, Panel
+from runs.queries.comparison import MOST
+from runs.queries.search import BadQuery, parse
+
+
+def boards_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Board]:
+    """A user's own boards and the shared ones, by name."""
+    return shared_rows.visible(Board.objects.all(), user)
+
+
+def board_to_see(user: AbstractBaseUser | AnonymousUser, board_id: int) -> Board | None:
+    return boards_for(user).filter(pk=board_id).first()
+
+
+def board_to_delete(user: User, board_id: int) -> Board | None:
+    """The board if ``user`` can see it; an administrator also sees private boards of others."""
+    return shared_rows.to_delete(Board.objects.all(), user).filter(pk=board_id).first()
+
+
+def save(
+    owner: User,
+    *,
+    name: str,
+    runs: Sequence[str] = (),
+    query: str = "",
+    panels: Sequence[Panel] = (),
+    shared: bool = False,
+    board: Board | None = None,
+) -> Board:
+    """Save a new board, or replace the content of ``board``.
+
+    It shows ``runs``, or without any the newest ones that match ``query``. Raises
+    :class:`InvalidRun` for an invalid field, and :class:`~runs.exceptions.ActionRefused`.
+    """
+    if board is None:
+        shared_rows.check_number(Board.objects.all(), owner, kind="boards")
+        board = Board(owner=owner)
+    shared_rows.set_name(board, name, kind="boards")
+    shared_rows.set_shared(board, shared, kind="board")
+    board.runs = _checked_runs(owner, runs)
+    board.query = _checked_query(query, board.runs)
+    board.panels = _checked_panels(panels)
+    return shared_rows.store(board, kind="boards")
+
+
+def delete(board: Board) -> None:
+    Board.objects.filter(pk=board.pk).delete()
+
+
+def _checked_runs(owner: User, runs: Sequence[str]) -> list[str]:
+    """Ids in the given order, each once."""
+    ids: dict[str, None] = {}
+    for text in runs:
+        try:
+            ids[str(uuid.UUID(text))] = None
+        except ValueError:
+            raise InvalidRun("runs", f"expected the id of a run, found {text[:64]!r}") from None
+    if len(ids) > MOST:
+        raise InvalidRun("runs", f"expected at most {MOST} runs, found {len(ids)}")
+    visible = selectors.runs_for(owner).filter(pk__in=ids).values_list("pk", flat=True)
+    known = {str(pk) for pk in visible}
+    if unknown := [text for text in ids if text not in known]:
+        raise InvalidRun("runs", f"expected runs of this server, found {unknown[0]}")
+    return list(ids)
+
+
+def _checked_query(query: str, runs: Sequence[str]) -> str:
+    query = query.strip()
+    if bool(query) == bool(runs):
+        found = "both" if query else "neither"
+        raise InvalidRun("query", f"expected either a query or runs, found {found}")
+    try:
+        parse(query)
+    except BadQuery as error:
+        raise InvalidRun("query", str(error)) from error
+    return query
+
+
+def _checked_panels(panels: Sequence[Panel]) -> list[dict[str, object]]:
+    if len(panels) > MOST_PANELS:
+        raise InvalidRun("panels", f"expected at most {MOST_PANELS} panels, found {len(panels)}")
+    for number, panel in enumerate(panels):
+        if problem := panel.problem():
+            raise InvalidRun(f"panels.{number}", problem)
+    return [asdict(panel) for panel in panels]

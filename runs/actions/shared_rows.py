@@ -1,0 +1,84 @@
+"""What saved views and boards have in common: an owner, a unique name, and whether they are shared.
+
+Every user with a role can save one. Operators and administrators can share it with all users; only
+its owner can change it, and an administrator can delete any. The names of a user are unique,
+ignoring case.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db import IntegrityError, transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from runs import permissions
+from runs.exceptions import ActionRefused
+from runs.models import Board, SavedView
+
+NAME_LENGTH = 80
+PER_PERSON = 100
+
+Shared = SavedView | Board
+S = TypeVar("S", SavedView, Board)
+
+
+def visible(rows: QuerySet[S], user: AbstractBaseUser | AnonymousUser) -> QuerySet[S]:
+    """A user's own rows and the shared ones, by name."""
+    if not isinstance(user, User) or not permissions.can_view(user):
+        return rows.none()
+    rows = rows.select_related("owner")
+    return rows.filter(Q(owner=user) | Q(shared=True)).order_by("name", "pk")
+
+
+def to_delete(rows: QuerySet[S], user: User) -> QuerySet[S]:
+    """The rows that ``user`` sees; for an administrator also private rows of others.
+    :func:`can_delete` decides whether one can be deleted."""
+    every = rows.select_related("owner")
+    return every if permissions.has_role(user, "admin") else visible(rows, user)
+
+
+def can_share(user: AbstractBaseUser | AnonymousUser) -> bool:
+    return permissions.can_submit(user)
+
+
+def can_delete(user: User, row: Shared) -> bool:
+    return row.owner_id == user.pk or permissions.has_role(user, "admin")
+
+
+def check_number(rows: QuerySet[Any], owner: User, *, kind: str) -> None:
+    """Refuse one more row of a user who has :data:`PER_PERSON`."""
+    if rows.filter(owner=owner).count() >= PER_PERSON:
+        raise ActionRefused(f"expected at most {PER_PERSON} {kind}, found that many: delete some")
+
+
+def set_name(row: Shared, name: str, *, kind: str) -> None:
+    name = " ".join(name.split())
+    if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
+        raise ActionRefused(
+            f"expected a name of 1 to {NAME_LENGTH} characters, found {name[:NAME_LENGTH]!r}"
+        )
+    others = type(row).objects.filter(owner=row.owner, name__iexact=name).exclude(pk=row.pk)
+    if others.exists():
+        raise ActionRefused(f"expected a name that none of your {kind} has, found {name!r}")
+    row.name = name
+
+
+def set_shared(row: Shared, shared: bool, *, kind: str) -> None:
+    if shared and not row.shared and not can_share(row.owner):
+        raise ActionRefused(f"only operators and administrators can share a {kind}")
+    row.shared = shared
+
+
+def store(row: S, *, kind: str) -> S:
+    row.changed_at = timezone.now()
+    try:
+        with transaction.atomic():
+            row.save()
+    except IntegrityError:  # two concurrent requests
+        raise ActionRefused(
+            f"expected a name that none of your {kind} has, found {row.name!r}"
+        ) from None
+    return row
