@@ -111,7 +111,8 @@ function chosenPanel(card) {
     chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
   }
   const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);
-  const { chart, draw: drawChart, zoom } = plot(card, chosen, tables, () => change({}, !tables.size));
+  const showTable = () => change({}, !tables.size);
+  const { chart, draw: drawChart, zoom } = plot(card, chosen, tables, showTable);
 
   function draw() {
     for (const group of $$("[data-choose]", card)) {

@@ -87,6 +87,9 @@ SCREENS = {
     "failed": "/runs/{failed}/",
     "compare": "/compare?ids={run},{many}",
     "compare-none": "/compare",
+    "boards": "/boards",
+    "board": "/boards/{board}",
+    "board-edit": "/boards/{board}/edit",
     "fleet": "/fleet",
     "fleet-filtered": "/fleet?backend=modal&owner=olga",
     "spend": "/spend",
@@ -125,6 +128,13 @@ def runs(site: Site) -> dict[str, str]:
     runs["sweep"] = site.python(
         "from tests.browser import seed_sweeps\n"
         "print(seed_sweeps.sweep(seed.user('olga', 'operator'), [2.5, None, 2.25]).pk)"
+    )
+    runs["board"] = site.python(
+        "from runs.actions import boards\n"
+        "from runs.models import Run\n"
+        "runs = [str(run.pk) for run in Run.objects.order_by('created_at')[:3]]\n"
+        "owner = seed.user('admin', 'admin')\n"
+        "print(boards.save(owner, name='Three at once', runs=runs).pk)"
     )
     site.python("\n".join(ALERTS).format(run=runs["many"]))
     site.python(
@@ -385,6 +395,9 @@ PAGE_TEMPLATES = {
     "sweeps/sweep.html",
     "sweeps/sweeps.html",
     "compare/compare.html",
+    "boards/board.html",
+    "boards/boards.html",
+    "boards/edit.html",
     "account/tokens.html",
     "account/password.html",
     "account/users.html",

@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from dashboard.api import api
-from runs.actions import saved_views
-from runs.models import SavedView, Sweep
+from runs.actions import boards, saved_views
+from runs.models import Board, SavedView, Sweep
 from tests.browser import seed, seed_evaluations
 from tests.dashboard.page_harness import KINDS, client_for
 
@@ -78,6 +78,14 @@ CALLS = {
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("get", "/runs/groups?by=tag"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/runs/complete?q=own"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/boards"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/boards"): (UNKNOWN, MADE, MADE, MADE, MADE),
+    ("get", "/boards/{board}"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/boards/{board}/curves"): (UNKNOWN, OK, OK, OK, OK),
+    ("put", "/boards/{board}"): (UNKNOWN, REFUSED, OK, REFUSED, REFUSED),
+    ("delete", "/boards/{board}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("post", "/sweeps"): (UNKNOWN, REFUSED, MADE, MADE, MADE),
     ("post", "/sweeps/plan"): (UNKNOWN, REFUSED, OK, OK, OK),
     ("get", "/sweeps"): (UNKNOWN, OK, OK, OK, OK),
@@ -138,6 +146,8 @@ SENT: dict[str, Any] = {
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
     "/views": {"name": "mine", "query": "state:failed", "columns": ["name", "loss"]},
+    "/boards": {"name": "mine", "query": "state:failed"},
+    "/boards/{board}": {"name": "shared", "query": "loss<8", "shared": True},
     "/sweeps": SWEEP,
     "/sweeps/plan": SWEEP,
     "/planner": {"parameters": 1000, "step_s": 1.0, "tokens_per_step": 10, "tokens": 100_000},
@@ -176,6 +186,7 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}")
+            .replace("{board}", "{board_id}")
             .replace("{sweep}", "{sweep_id}"),
         )
         for method, path in CALLS
@@ -191,6 +202,9 @@ def path_of(path: str, run: Any) -> str:
     view = SavedView.objects.filter(name="shared").first()
     if "{view}" in path and view is None:
         view = saved_views.save(run.owner, name="shared", shared=True)
+    board = Board.objects.filter(name="shared").first()
+    if "{board}" in path and board is None:
+        board = boards.save(run.owner, name="shared", query="loss<9", shared=True)
     sweep, _ = Sweep.objects.get_or_create(
         owner=run.owner,
         submit_key="s",
@@ -202,6 +216,7 @@ def path_of(path: str, run: Any) -> str:
         pool=run.pools.get().pk,
         alert=alert.pk,
         view=view.pk if view else 0,
+        board=board.pk if board else 0,
         evaluation=evaluation_of(run) if "/evalua" in path else 0,
     )
 
@@ -220,7 +235,8 @@ def call(client: Client, method: str, path: str, run: Any, **headers: str) -> An
     if method == "delete":
         return client.delete(address, headers=headers)
     body = SENT.get(path, {})
-    return client.post(address, body, content_type="application/json", headers=headers)
+    send = client.put if method == "put" else client.post
+    return send(address, body, content_type="application/json", headers=headers)
 
 
 @pytest.mark.parametrize("kind", KINDS)

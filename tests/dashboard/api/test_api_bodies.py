@@ -16,7 +16,7 @@ from dashboard.api import auth, document_text, parser
 from dashboard.api.site import api
 
 FOR_READERS = {
-    *("/planner", "/views", "/views/{int:view_id}"),
+    *("/planner", "/views", "/views/{int:view_id}", "/boards", "/boards/{int:board_id}"),
     *("/alerts/read", "/tokens", "/tokens/{int:token_id}"),
 }
 """Operations that viewers can call with a body; their bodies are small JSON."""
