@@ -54,8 +54,12 @@ export function activityList({ store, page }, place) {
     timer = setTimeout(filter, TYPING_MS);
   });
   place.addEventListener("focusout", () => setTimeout(() => store.run && refresh()));
-  if (page.dataset.tab === "activity")
-    for (const name of FILTERS) form.elements[name].value = url.get(name) ?? "";
+  if (page.dataset.tab === "activity") {
+    // A filter that was set while this script was loaded applies.
+    const early = values();
+    for (const name of FILTERS) form.elements[name].value ||= url.get(name) ?? "";
+    if (FILTERS.some((name) => early[name] && early[name] !== url.get(name))) filter();
+  }
 
   return (changed) => {
     if (!store.run || !["run", "events", "tab"].some((part) => changed.has(part))) return;

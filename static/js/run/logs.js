@@ -29,8 +29,10 @@ export function logLines({ store, page }, card) {
   };
   const filters = () =>
     Object.fromEntries(Object.entries(asked).map(([name, input]) => [name, input.value]));
-  asked.q.value = url.get("q") ?? "";
-  asked.level.value = url.get("level") ?? "";
+  // A filter that was set while this script was loaded applies.
+  const early = visible() && ["q", "level"].some((name) => asked[name].value);
+  for (const name of ["q", "level"]) asked[name].value ||= url.get(name) ?? "";
+  if (early) url.set({ q: asked.q.value, level: asked.level.value });
 
   /** The downloads have the filters of the list. */
   function files() {
