@@ -62,10 +62,10 @@ def drain(group: Any, n: int, replica: int | None, **arguments: object) -> None:
 class StepRecorder:
     """Records the data steps of replica 1 by process, and synchronises them with replica 0."""
 
-    def __init__(self, group: Any, *, at: int, whole: bool) -> None:
-        self.group, self.at, self.whole = group, at, whole
+    def __init__(self, group: Any, *, at: int, whole: bool, meet: int | None = None) -> None:
+        self.group, self.at, self.whole, self.meet = group, at, whole, meet
         self.made: list[list[int]] = [[], []]
-        self.second_steps = threading.Event()
+        self.second_steps, self.second_meets = threading.Event(), threading.Event()
 
     def first_process(self, member: Any, joined: Any) -> None:
         """Drained after data step ``at``; completes its round only if ``whole``."""
@@ -82,11 +82,17 @@ class StepRecorder:
         if not self.second_steps.is_set():
             joined._lease.beat()  # at once, so that the next round waits for it
             self.second_steps.set()
+        if joined.data_step == self.meet:
+            self.second_meets.set()
 
     def other_replica(self, member: Any, joined: Any) -> None:
-        """Replica 0 waits in the middle of a round for the second process of replica 1."""
+        """Replica 0 waits in the middle of a round for the second process of replica 1, and for the
+        same process at data step ``meet``: no round waits for it to which the first one has
+        contributed."""
         if joined.data_step == (9 if self.whole else self.at):
             assert self.second_steps.wait(600)
+        if joined.data_step == self.meet:
+            assert self.second_meets.wait(600)
 
 
 def steps_in_plans(group: Any, replica: int, fragment: int) -> int:
@@ -144,7 +150,7 @@ def test_a_drained_replica_contributes_early_and_its_next_process_continues(
 ) -> None:
     """The drain is in the middle of a round that the others close much later."""
     group = tiny_group(**{**SETTINGS, **changes}, reduce_plan=plan)
-    recorder = StepRecorder(group, at=at, whole=False)
+    recorder = StepRecorder(group, at=at, whole=False, meet=at + 2)
     other = group.start(0, **COUNTING, on_step=recorder.other_replica)
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
