@@ -54,7 +54,7 @@ export function completion(field) {
   /** The text up to the cursor is replaced by a completion; the rest stays. */
   function take(i, event) {
     event.preventDefault();
-    const rest = field.value.slice(field.selectionStart);
+    const rest = field.value.slice(asked.length); // the cursor can have moved since
     const { query } = rows[i];
     field.value = query + rest.trimStart();
     field.setSelectionRange(query.length, query.length);

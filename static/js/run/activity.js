@@ -1,7 +1,7 @@
 // The Activity tab: events and alerts in one list, filtered by the server. The list is fetched
 // again while the tab is open and something can have changed, but not while it is in use.
 
-import { $, $$, setText, url } from "../lib/dom.js";
+import { $, url } from "../lib/dom.js";
 import { getHTML } from "../lib/live.js";
 import { tickTimes } from "../lib/times.js";
 
@@ -10,8 +10,6 @@ const TYPING_MS = 250;
 
 export function activityList({ store, page }, place) {
   const form = $("[data-activity-form]", page);
-  const badge = $("[data-alert-count]", page);
-  const link = badge.closest("a");
   let shown = null;
   let question = 0;
   let timer = 0;
@@ -63,10 +61,6 @@ export function activityList({ store, page }, place) {
 
   return (changed) => {
     if (!store.run || !["run", "events", "tab"].some((part) => changed.has(part))) return;
-    const count = store.run.alerts ?? 0;
-    badge.hidden = count === 0;
-    setText($("[data-n]", badge), String(count));
-    link.title = count ? `${count} unacknowledged` : "";
     refresh();
   };
 }

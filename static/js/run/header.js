@@ -16,8 +16,16 @@ export function header({ store, page }) {
   return (changed) => {
     if (!changed.has("run")) return;
     show(store.run, at);
+    showAlerts(store.run.alerts ?? 0, $("[data-alert-count]", page));
     clocks();
   };
+}
+
+/** The number of unacknowledged alerts beside the Activity tab. */
+function showAlerts(count, badge) {
+  badge.hidden = count === 0;
+  setText($("[data-n]", badge), String(count));
+  badge.closest("a").title = count ? `${count} unacknowledged` : "";
 }
 
 function show(run, at) {

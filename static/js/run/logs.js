@@ -32,7 +32,7 @@ export function logLines({ store, page }, card) {
   // A filter that was set while this script was loaded applies.
   const early = visible() && ["q", "level"].some((name) => asked[name].value);
   for (const name of ["q", "level"]) asked[name].value ||= url.get(name) ?? "";
-  if (early) url.set({ q: asked.q.value, level: asked.level.value });
+  if (early && line === null) url.set({ q: asked.q.value, level: asked.level.value });
 
   /** The downloads have the filters of the list. */
   function files() {
