@@ -36,9 +36,11 @@ from diloco.store.base import MissingKey, Store
 
 log = logging.getLogger(__name__)
 
-REPAIR_S = 2.0
-"""Pause before the last read of a damaged slice. Its writer reads the payload back when it has
-written its record, and uploads a damaged one again."""
+REPAIR_S, LONGEST_REPAIR_S = 2.0, 30.0
+"""Shortest and longest pause before the last read of a damaged slice. Its writer reads the payload
+back when it has written its record, and uploads a damaged one again, which takes the longer the
+larger it is."""
+REPAIR_BYTES_PER_S = 80e6
 
 
 class CannotReduce(Exception):
@@ -219,7 +221,8 @@ class PayloadReader:
         for read in range(1, READS):
             log.warning("%s: %s; reading it again", key, error)
             if read == READS - 1:
-                self._timings.clock.sleep(REPAIR_S)
+                upload_s = blocks.size_bytes(self._numel) / REPAIR_BYTES_PER_S
+                self._timings.clock.sleep(min(LONGEST_REPAIR_S, REPAIR_S + upload_s))
             try:
                 return blocks.decode(self._store.get_range(key, start, size_bytes), where)
             except MissingKey as missing:

@@ -46,6 +46,8 @@ def read_ahead(
         ranges = reader.ranges(span)
     except CannotReduce:
         return None
+    if len({key for key, _, _ in ranges}) > READ_AHEAD_PAYLOADS:
+        return None  # payloads of several ranks: a poll for each object
     return ExpectedReads(store, ranges, clock=timings.clock, polls=FAILED_POLLS)
 
 

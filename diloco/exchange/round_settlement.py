@@ -39,6 +39,7 @@ from diloco.protocol.round_view import (
     Reduce,
     Wait,
 )
+from diloco.store.base import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -443,8 +444,11 @@ class RoundSettlement:
         return self._sent is not None and any(map(self._sent.own.matches, plan.contributions))
 
     def _result(self, commit: Commit) -> RoundResult:
-        if self._sent is not None:
-            self._sent.damage()  # no upload outlives its round
+        if self._sent is not None:  # no upload outlives its round
+            try:
+                self._sent.damage()
+            except StoreError as error:  # the commit is decided; others have read the payload
+                log.warning("round %d: the payload could not be read back: %s", self._round, error)
         plan = self._plan
         replica = self._round_observer.identity.replica
         refused = plan.refused if plan else ()

@@ -99,5 +99,5 @@ class DaemonPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.shutdown(cancel_futures=kind is not None)

@@ -93,5 +93,8 @@ def test_evaluation_time_is_reported_separately(tmp_path: Path, overlap: int) ->
     assert [report.round for report in result] == [1, 2, 3, 4]
     other_s = [report.phases.get("other", 0.0) for report in result]
     assert [seconds >= EVALUATION_S for seconds in other_s] == [False, True, False, True]
-    rest_s = [s for r in result for phase, s in r.phases.items() if phase not in ("other", "start")]
+    # With overlap an exchange runs beside the evaluation, and its phases contain that time, too.
+    rest = {"compute"} if overlap else {phase for r in result for phase in r.phases}
+    rest -= {"other", "start"}
+    rest_s = [s for r in result for phase, s in r.phases.items() if phase in rest]
     assert max(rest_s) < EVALUATION_S
