@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from diloco.trackers.opening import KINDS, Destination
 from runs import audit, outbound
-from runs.credentials.vault import seal, unseal
+from runs.credentials.vault import DecryptionError, seal, unseal
 from runs.exceptions import ActionRefused
 from runs.models import ExperimentTracker, Run, RunMirror
 from runs.task_queue import enqueue
@@ -75,8 +75,17 @@ def _kept_secrets(
     no secret was entered for it."""
     if not row.sealed:
         return {}
-    stored = unseal(row.sealed, name=f"tracker {row.name}")
-    if destination_of(row).address != destination.address:
+    try:
+        stored = unseal(row.sealed, name=f"tracker {row.name}")
+    except DecryptionError as error:
+        if has_new:
+            return {}
+        raise ValueError(f"{error} Or enter the secrets again") from None
+    try:
+        before = destination_of(row).address
+    except ValueError:  # stored by an earlier version, which did not check it
+        before = None
+    if before != destination.address:
         if not has_new:
             raise ValueError(
                 f"{KINDS[destination.kind].server}: the address has changed, so enter "

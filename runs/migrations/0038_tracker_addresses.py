@@ -2,6 +2,7 @@
 
 from django.db import migrations
 
+from diloco.trackers.opening import Destination
 from runs.credentials.vault import DecryptionError, seal, unseal
 
 ADDRESS = "WANDB_BASE_URL"
@@ -16,6 +17,11 @@ def move(apps, schema_editor):
             trackers.filter(pk=tracker.pk).update(sealed="", enabled=False)
             continue
         if address := secrets.pop(ADDRESS, "").strip():
+            try:
+                Destination(kind="wandb", server=address[:500], project=tracker.project)
+            except ValueError:  # no secret is sent to another server instead
+                trackers.filter(pk=tracker.pk).update(sealed="", enabled=False)
+                continue
             trackers.filter(pk=tracker.pk).update(
                 server=address[:500], sealed=seal(secrets) if secrets else ""
             )

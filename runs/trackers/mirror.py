@@ -72,12 +72,12 @@ def open_stored(tracker: ExperimentTracker) -> Tracker:
     """The client of a stored tracker. HTTP goes to public and allowed addresses only; a library
     that opens its own connections has its address checked here. Raises :class:`TrackerError` for
     another address."""
-    destination = destination_of(tracker)
-    if destination.kind == "wandb":
-        try:
+    try:
+        destination = destination_of(tracker)
+        if destination.kind == "wandb":
             check_url(destination.address)
-        except ValueError as error:
-            raise TrackerError(str(error)) from None
+    except ValueError as error:
+        raise TrackerError(str(error)) from None
     secrets = unseal(tracker.sealed, name=f"tracker {tracker.name}") if tracker.sealed else {}
     return open_tracker(destination, folder=folder(), secrets=secrets, open=open_url)
 

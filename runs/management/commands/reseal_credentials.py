@@ -1,4 +1,5 @@
-"""``manage.py reseal_credentials``: encrypt credentials and webhook secrets with the first key.
+"""``manage.py reseal_credentials``: encrypt stored secrets with the first key: those of
+credentials, webhooks and trackers.
 
 To replace a key: add the new one in front, restart all processes, run this command, remove the old
 key and restart again. The exit status is 1 if rows could not be decrypted; the command names them
@@ -13,16 +14,19 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from runs.credentials.vault import DecryptionError, reseal
-from runs.models import Credential, Webhook
+from runs.models import Credential, ExperimentTracker, Webhook
 
 
 class Command(BaseCommand):
-    help = "Encrypt every credential with the first key of ARCHIPELAGO_CREDENTIALS_KEY."
+    help = "Encrypt every stored secret with the first key of ARCHIPELAGO_CREDENTIALS_KEY."
 
     def handle(self, *args: Any, **options: Any) -> None:
         done, failed = 0, []
-        rows: list[Credential | Webhook] = [*Credential.objects.exclude(sealed="")]
-        rows += Webhook.objects.all()
+        rows: list[Credential | Webhook | ExperimentTracker] = [
+            *Credential.objects.exclude(sealed=""),
+            *Webhook.objects.all(),
+            *ExperimentTracker.objects.exclude(sealed=""),
+        ]
         for row in rows:
             try:
                 sealed = reseal(row.sealed, name=row.name)

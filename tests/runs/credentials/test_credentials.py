@@ -10,6 +10,7 @@ import pytest
 from cryptography.fernet import Fernet
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from dashboard.settings import _fernet_keys
 from runs.actions.credentials import (
@@ -20,8 +21,8 @@ from runs.actions.credentials import (
     used_by,
 )
 from runs.credentials import DecryptionError, open_credential
-from runs.credentials.vault import seal
-from runs.models import Credential, ReplicaPool
+from runs.credentials.vault import seal, unseal
+from runs.models import Credential, ExperimentTracker, ReplicaPool
 from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
@@ -102,10 +103,18 @@ def test_new_first_key_reseals_old_credentials(
     old, new = settings.CREDENTIALS_KEYS[0], new_key()
     settings.CREDENTIALS_KEYS = (new, old)
     assert open_credential(stored(modal)) == MODAL
+    settings.CREDENTIALS_KEYS = (old,)
+    sealed = seal({"MLFLOW_TRACKING_TOKEN": "t"})
+    tracker = ExperimentTracker.objects.create(
+        name="safe", kind="mlflow", sealed=sealed, created_at=timezone.now()
+    )
+    settings.CREDENTIALS_KEYS = (new, old)
     call_command("reseal_credentials")
-    assert "1 sealed with the first of 2 keys" in capsys.readouterr().out
+    assert "2 sealed with the first of 2 keys" in capsys.readouterr().out
     settings.CREDENTIALS_KEYS = (new,)
     assert open_credential(stored(modal)) == MODAL
+    tracker.refresh_from_db()
+    assert unseal(tracker.sealed, name="safe") == {"MLFLOW_TRACKING_TOKEN": "t"}
 
 
 def test_credential_without_a_matching_key_is_named_and_unchanged(

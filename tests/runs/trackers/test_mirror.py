@@ -364,9 +364,35 @@ def test_an_earlier_wandb_address_moves_out_of_the_secrets(run: Run) -> None:
     secrets = {"WANDB_API_KEY": "key", "WANDB_BASE_URL": "https://wb.example"}
     own = ExperimentTracker.objects.create(name="own", sealed=seal(secrets), **columns)
     lost = ExperimentTracker.objects.create(name="lost", sealed="x" * 100, **columns)
+    wrong = seal({"WANDB_API_KEY": "key", "WANDB_BASE_URL": "http://u:p@wb.example"})
+    bad = ExperimentTracker.objects.create(name="bad", sealed=wrong, **columns)
     migration.move(apps, None)
     own.refresh_from_db()
     lost.refresh_from_db()
     assert own.server == "https://wb.example"
     assert unseal(own.sealed, name="own") == {"WANDB_API_KEY": "key"}
     assert (lost.sealed, lost.enabled) == ("", False)
+    bad.refresh_from_db()
+    assert (bad.server, bad.sealed, bad.enabled) == ("", "", False)
+
+
+def test_secrets_can_be_entered_again_when_the_stored_ones_cannot_be_read(run: Run) -> None:
+    row = saved(run.owner, None, "https://1.1.1.1", MLFLOW_TRACKING_TOKEN="old")
+    row.sealed = "x" * 100
+    row.save()
+    with pytest.raises(ValueError, match="Or enter the secrets again"):
+        saved(run.owner, row, "https://1.1.1.1")
+    saved(run.owner, row, "https://1.1.1.1", MLFLOW_TRACKING_TOKEN="new")
+    assert unseal(row.sealed, name="safe") == {"MLFLOW_TRACKING_TOKEN": "new"}
+
+
+def test_an_address_that_was_stored_unchecked_fails_its_mirrors_and_can_be_corrected(
+    run: Run,
+) -> None:
+    row = saved(run.owner, None, "https://1.1.1.1", MLFLOW_TRACKING_TOKEN="old")
+    ExperimentTracker.objects.update(server="no-address")
+    row.refresh_from_db()
+    with pytest.raises(TrackerError, match="expected an address such as"):
+        mirror.open_stored(row)
+    saved(run.owner, row, "https://1.1.1.1", MLFLOW_TRACKING_TOKEN="new")
+    assert row.server == "https://1.1.1.1"
