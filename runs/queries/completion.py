@@ -39,7 +39,7 @@ HELP: Mapping[str, str] = {
     "replicas": "replicas of all pools",
     "age": "since it was created, e.g. age<2d",
 }
-_LAST_TERM = re.compile(r'(?:[^\s"]|"[^"]*"?)*$')
+_TERM = re.compile(r'(?:[^\s"]|"[^"]*(?:"|$))+')
 _WITH_VALUE = re.compile(r'(-?)([A-Za-z_]+):((?:(?:[^,"]|"[^"]*")+,)*)"?([^,"]*)$', re.DOTALL)
 
 
@@ -60,9 +60,9 @@ def completions(
     """Completions of the text up to the cursor, the best first."""
     if not can_view(user) or len(text) > search.LONGEST or "\x00" in text:
         return []
-    last = _LAST_TERM.search(text)
-    assert last is not None  # the pattern matches ''
-    before, term = text[: last.start()], last[0]
+    last = [term.start() for term in _TERM.finditer(text) if term.end() == len(text)]
+    first = last[-1] if last else len(text)
+    before, term = text[:first], text[first:]
     value = _WITH_VALUE.fullmatch(term)
     if value is None:
         return _fields(before, term)[:limit]

@@ -80,6 +80,13 @@ def test_completions(user: Any) -> None:
         assert [each.query for each in completion.completions(user, text)] == queries, text
 
 
+def test_a_quoted_term_before_the_last_one_is_complete(user: Any) -> None:
+    for before in ('tag:"a b" ', 'name:"big run" -', 'owner:"x y" state:running '):
+        found = completion.completions(user, f"{before}stat")
+        assert [each.query for each in found] == [f"{before}state:"], before
+    assert completion.completions(user, 'name:"big run" ')[0].query.startswith('name:"big run" ')
+
+
 def test_completions_are_limited_and_counted(user: Any) -> None:
     assert len(completion.completions(user, "")) == completion.LIMIT
     assert completion.completions(user, "tag:pap")[0].runs == 2
