@@ -84,7 +84,10 @@ def fill(
         problems.add("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(pools[:ROWS]):
         values |= _pool(pool, index, problems)
-    for index, plan in enumerate(_list(document, "evaluations", problems)[:MOST_PLANS]):
+    plans = _list(document, "evaluations", problems)
+    if len(plans) > MOST_PLANS:
+        problems.add("evaluations", f"expected at most {MOST_PLANS}, found {len(plans)}")
+    for index, plan in enumerate(plans[:MOST_PLANS]):
         values |= _evaluation(plan, index, problems)
     with problems:
         values["store_credential"] = _credential(document, "store", "store_credential")

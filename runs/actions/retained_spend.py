@@ -37,8 +37,7 @@ def end_tags(run: Run, *, now: datetime) -> None:
 def retain(run: Run, *, now: datetime) -> None:
     """Store what an ended run has spent, by day, backend and tags; the caller then deletes it."""
     history = history_of(run)
-    first = max(run.created_at.astimezone(UTC).date(), spend.EARLIEST)
-    period = Period(first=first, last=now.astimezone(UTC).date())
+    period = Period(first=spend.EARLIEST, last=now.astimezone(UTC).date())
     tallies: dict[tuple[date, str, tuple[str, ...]], Tally] = {}
     for backend, stretches in _spent(run, now):
         is_new = backend != spend.TRAFFIC

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
@@ -76,9 +76,13 @@ def store(row: S, *, kind: str) -> S:
     row.changed_at = timezone.now()
     try:
         with transaction.atomic():
-            row.save()
+            row.save(force_update=row.pk is not None)
     except IntegrityError:  # two concurrent requests
         raise ActionRefused(
             f"expected a name that none of your {kind} has, found {row.name!r}"
         ) from None
+    except DatabaseError:
+        if row.pk is None or type(row).objects.filter(pk=row.pk).exists():
+            raise
+        raise ActionRefused(f"{row.name!r} has been deleted meanwhile") from None
     return row

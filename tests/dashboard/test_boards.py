@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from archipelago import board_rows
 from runs.actions import boards as actions
 from runs.actions import shared_rows
+from runs.exceptions import ActionRefused
 from runs.models import Board, Run
 from runs.queries import boards as queries
 from tests.browser import seed
@@ -198,6 +199,14 @@ def test_the_api(client: Client, operator_user: Any) -> None:
     assert wrong.json()["errors"][0]["field"] == "query"
     assert call(client, "delete", path).json() == {"boards": []}
     assert call(client, "get", path).status_code == 404
+
+
+def test_a_board_that_was_deleted_meanwhile_is_not_stored_again(operator_user: Any) -> None:
+    board = actions.save(operator_user, name="Live", query="is:active")
+    Board.objects.all().delete()
+    with pytest.raises(ActionRefused, match="has been deleted meanwhile"):
+        actions.save(operator_user, name="Live", query="is:ended", board=board)
+    assert not Board.objects.exists()
 
 
 def test_the_number_of_queries_does_not_depend_on_runs(

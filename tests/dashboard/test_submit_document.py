@@ -162,6 +162,12 @@ def test_a_text_that_is_no_document_keeps_the_form(
     assert message in form.all_errors["document"][0]
 
 
+def test_too_many_evaluations_are_refused(client: Client, operator_user: Any) -> None:
+    plans = [{"name": f"e{number}"} for number in range(9)]
+    errors = paste(client, json.dumps({"pools": [{"count": 1}], "evaluations": plans})).all_errors
+    assert "expected at most 8, found 9" in str(errors)
+
+
 @pytest.mark.parametrize(
     "document",
     [

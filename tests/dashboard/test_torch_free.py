@@ -14,7 +14,7 @@ ENTRIES = (
     "from django.core.management import call_command; call_command('check')",
     "import dashboard.urls, dashboard.server.supervisor, runs.submit.run_draft",
 )
-LOOK = "print([name for name in sys.modules if name.split('.')[0] == 'torch'][:3])"
+LOOK = "print([name for name in list(sys.modules) if name.split('.')[0] == 'torch'][:3])"
 
 
 def test_torch_is_not_imported() -> None:
