@@ -17,6 +17,11 @@ NAMES = (
     "google-chrome",
     "google-chrome-stable",
 )
+DOWNLOADED = """
+from playwright.sync_api import sync_playwright
+with sync_playwright() as playwright:
+    print(playwright.chromium.executable_path)
+"""
 
 
 def find_chromium() -> str | None:
@@ -39,13 +44,10 @@ def _starts(path: str) -> bool:
 
 
 def _playwright_download() -> str | None:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        return None
-    with sync_playwright() as playwright:
-        path = str(playwright.chromium.executable_path)
-    return path if _starts(path) else None
+    """Asks Playwright in a process of its own: the caller may already be driving a browser."""
+    done = subprocess.run([sys.executable, "-c", DOWNLOADED], capture_output=True, text=True)
+    path = done.stdout.strip()
+    return path if path and _starts(path) else None
 
 
 if __name__ == "__main__":
