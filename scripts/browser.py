@@ -44,7 +44,7 @@ def _starts(path: str) -> bool:
 
 
 def _playwright_download() -> str | None:
-    """Asks Playwright in a process of its own: the caller may already be driving a browser."""
+    """Asks Playwright in a new process: the caller may already control a browser."""
     done = subprocess.run([sys.executable, "-c", DOWNLOADED], capture_output=True, text=True)
     path = done.stdout.strip()
     return path if path and _starts(path) else None

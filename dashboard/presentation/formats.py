@@ -78,6 +78,14 @@ def duration(value: float | None) -> str:
     return f"{days}d {hours:02d}h"
 
 
+def elapsed(value: float | None) -> str:
+    """Whole seconds: ``0 s``, ``45 s``, ``3m 20s``, ``2h 05m``, ``3d 04h``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    whole = max(0, math.floor(value))
+    return f"{whole} s" if whole < 60 else duration(whole)
+
+
 def age(value: float | None) -> str:
     """Coarse age: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
     if value is None or not math.isfinite(value):
@@ -99,6 +107,13 @@ def instant(at: datetime.datetime) -> str:
     except OverflowError:  # within a day of the first or last year
         return at.isoformat()
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def clock(at: datetime.datetime, *, now: datetime.datetime) -> str:
+    """``16:45:51`` if that is today, else ``Nov 23, 16:45``; both in UTC. The browser uses its own
+    zone and language instead."""
+    at, now = at.astimezone(datetime.UTC), now.astimezone(datetime.UTC)
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%b} {at.day}, {at:%H:%M}"
 
 
 def percent(value: float | None) -> str:

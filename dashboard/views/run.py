@@ -14,6 +14,7 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
 from dashboard.presentation.formats import exact
+from dashboard.presentation.run_figures import live_figures
 from dashboard.views.access import run_to_see
 from dashboard.views.activity import activity_context
 from dashboard.views.checkpoints import checkpoint_context
@@ -47,6 +48,8 @@ RENAMED = {"events": "activity", "alerts": "activity"}
 RAIL_COOKIE = "run-rail"
 """Whether the left rail is closed; the page sets it. A cookie, so that nothing moves while the page
 loads."""
+DENSE_RAIL = 24
+"""More replicas are dots alone in the rail; ``static/js/run/rail.js`` has the same number."""
 MAX_LOG_LINES = 2000
 
 
@@ -61,9 +64,21 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
     tab = RENAMED.get(tab, tab)
     fragments = run.settings.num_fragments
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
+    header, shown = selectors.run_header(run), banners(run)
+    replicas = list(run.replicas.order_by("number").values("number", "state"))
     context = {
         "run": run,
-        "header": selectors.run_header(run),
+        "header": header,
+        "figures_now": live_figures(
+            header,
+            created_at=run.created_at,
+            ended_at=run.ended_at,
+            now=timezone.now(),
+            current=not (run.ended or shown["stale"] or shown["silent_since"] is not None),
+        ),
+        "replicas": replicas,
+        "heat": heat_frame([one["number"] for one in replicas]),
+        "dense": len(replicas) > DENSE_RAIL,
         "tab": tab if tab in TABS else TABS[0],
         "tabs": TABS,
         "may": allowed_actions(run),
@@ -76,7 +91,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "tracker_choices": trackers.choices(run),
         "pools": run.pools.all(),
         "size": size,
-        **banners(run),
+        **shown,
         "fragments": range(fragments) if fragments > 1 else None,
         "arguments": json.dumps(run.workload.get("arguments", {})),
         **checkpoint_context(request, run),
@@ -84,6 +99,30 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         **failure_context(request, run),
     }
     return render(request, "runs/detail.html", context)
+
+
+OUTCOMES = {
+    "included": "included",
+    "uploaded": "uploaded, round open",
+    "late": "late",
+    "refused": "refused",
+    "void": "round void",
+    "healing": "healing",
+    "missing": "missing",
+}
+"""Legend of the map of replicas and rounds."""
+
+
+def heat_frame(numbers: list[int]) -> dict[str, Any]:
+    """Legend and heights (px) of the map of rounds; ``static/js/run/heatmap.js`` draws rows of the
+    same height."""
+    rows = max(len(numbers), 1)
+    return {
+        "legend": OUTCOMES.items(),
+        "small_px": 18 + rows * min(max(282 // rows, 1), 19) + 1,
+        "large_px": 44 + rows * min(max(516 // rows, 1), 32) + 1,
+        "names_px": 8 + 8 * len(str(max(numbers, default=0))),
+    }
 
 
 def failure_context(request: HttpRequest, run: Run) -> dict[str, Any]:

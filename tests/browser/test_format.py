@@ -52,7 +52,7 @@ def test_server_and_browser_format_numbers_alike(page: Page) -> None:
     small = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5]
     large = [9_999, 10_000, 99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]
     values = [*small, *large, 1.888e15]
-    for name in ("count", "size", "loss", "duration", "age", "percent"):
+    for name in ("count", "size", "loss", "duration", "elapsed", "age", "percent"):
         result = page.evaluate(f"(values) => {{ {SOURCE}\n return values.map({name}); }}", values)
         assert result == [getattr(formats, name)(value) for value in values], name
 

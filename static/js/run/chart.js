@@ -48,7 +48,7 @@ export function look(place, x, y, more) {
     // A hidden frame has no size; it is resized when shown.
     width: place.clientWidth || 600,
     height: place.clientHeight || 200,
-    padding: [8, 10, 0, 0],
+    padding: [8, 18, 0, 0], // half of the last label of the axis
     legend: { show: false },
     axes: [horizontal, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
     ...more,

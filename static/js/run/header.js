@@ -79,6 +79,7 @@ function tick(run, at) {
     at.elapsed_note,
     run.ended_at ? `ended ${format.clock(run.ended_at)}` : `since ${format.clock(run.created_at)}`,
   );
+  at.elapsed_note.title = format.when(run.ended_at ?? run.created_at);
   const ended = RUN_ENDED.has(run.state);
   const stale = isStale(run) || (!ended && isWorkerSilent());
   const known = (value) => !ended && !stale && value !== null && value !== undefined;

@@ -10,6 +10,7 @@
 import * as format from "../lib/format.js";
 import {
   $,
+  $$,
   calm,
   clamp,
   cssColor,
@@ -25,10 +26,6 @@ import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 import { RUN_ENDED } from "../lib/states.js";
 
-const LABELS = {
-  included: "included", uploaded: "uploaded, round open", late: "late", refused: "refused",
-  void: "round void", healing: "healing", missing: "missing", open: "not yet",
-};
 const SIZES = {
   small: { cell: 17, least: 7, tallest: 300 },
   large: { cell: 30, least: 9, tallest: 560 },
@@ -41,6 +38,7 @@ const HEAD = 18; // height of the round numbers
 const STRIP = 26; // height of the contribution count
 const RASTER = 6; // cells smaller than this (px) are drawn as a raster
 const LANE = 5; // minimum lane height (px)
+const ROW = 19; // height of a row of the small map (px), if there is room
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 
 export function heatmap(context, card) {
@@ -49,12 +47,16 @@ export function heatmap(context, card) {
   const size = SIZES[card.dataset.heatmap];
   const top = HEAD + (large ? STRIP : 0);
   const body = card.querySelector(".card-body");
-  const names = h("div.heat-names", { "aria-hidden": "true" });
+  const names = $(".heat-names", body);
   const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": ABOUT });
-  const spacer = h("div.heat-space", {}, canvas);
-  const scroller = h("div.heat-scroll", {}, spacer);
-  const announcement = h("p.heat-announce", { "aria-live": "polite" });
-  body.append(h("div.heat", {}, names, scroller), announcement, legend());
+  const spacer = $(".heat-space", body); // the server gives it its final size in advance
+  const scroller = spacer.parentElement;
+  const room = $("svg", spacer);
+  spacer.style.height = `${room.getAttribute("height")}px`;
+  room.replaceWith(canvas);
+  const announcement = $(".heat-announce", body);
+  const labels = legend(body);
+  const smallRow = (rows) => clamp(Math.floor((size.tallest - top) / Math.max(rows, 1)), 1, ROW);
   const grid = (context.grid ??= new RoundGrid(store, page.dataset.heatmapData));
   let look = null; // current geometry: cell pitch, columns
   let cursor = null; // {replica, column}
@@ -92,7 +94,7 @@ export function heatmap(context, card) {
     const fits = clamp(Math.floor(width / columns), size.least + GAP, pitch);
     const x = clamp(zoom ?? fits, width / columns, pitch);
     const tallest = Math.floor((size.tallest - top) / Math.max(rows, 1));
-    const y = Math.max(1, Math.min(zoom ? pitch : x, tallest));
+    const y = large ? Math.max(1, Math.min(zoom ? pitch : x, tallest)) : smallRow(rows);
     look = {
       replicas, columns, known, lanes, step, begin, rows, x, y,
       width: Math.min(width, Math.ceil(columns * x)),
@@ -225,7 +227,7 @@ export function heatmap(context, card) {
     const late = grid.late(i, place);
     const why = store.rounds.get(number)?.reasons[replica] || WHY[outcome];
     const by = late ? ` by ${format.duration(late)}` : "";
-    const label = outcome === "open" && ended() ? LABELS.missing : LABELS[outcome];
+    const label = outcome === "open" && ended() ? labels.missing : labels[outcome];
     return `${of}, replica ${replica}: ${label}${by}${why ? ` (${why})` : ""}`;
   }
 
@@ -412,18 +414,17 @@ function cell(pen, x, y, w, h, outcome, looks) {
   pen.stroke();
 }
 
-function sample(outcome) {
-  const key = h("canvas.key");
-  const pen = sizeCanvas(key, 12, 12);
-  cell(pen, 0, 0, 12, 12, outcome, styles(pen));
-  return h("span", {}, key, LABELS[outcome]);
-}
-
-function legend() {
-  const list = h("p.heat-legend");
-  const outcomes = Object.keys(LABELS).filter((outcome) => outcome !== "open");
-  const show = () => list.replaceChildren(...outcomes.map(sample));
+/** Draw the keys of the legend; return its texts by outcome. */
+function legend(body) {
+  const keys = $$("[data-outcome]", body);
+  const show = () => {
+    for (const key of keys) {
+      const pen = sizeCanvas($("canvas", key), 12, 12);
+      cell(pen, 0, 0, 12, 12, key.dataset.outcome, styles(pen));
+    }
+  };
   show();
   onTheme(show);
-  return list;
+  const texts = keys.map((key) => [key.dataset.outcome, key.textContent]);
+  return { ...Object.fromEntries(texts), open: "not yet" };
 }

@@ -9,7 +9,7 @@ import { look } from "../lib/states.js";
 const COOKIE = "run-rail";
 const YEAR_S = 365 * 86_400;
 const AGAIN_MS = 10_000; // minimum interval between requests for the findings
-const ROWS = 24; // more replicas are shown as dots alone
+const ROWS = 24; // more replicas are shown as dots alone, as by dashboard/views/run.py
 
 export function rail({ store, page }) {
   const toggle = $("[data-rail-toggle]", page);
@@ -21,10 +21,15 @@ export function rail({ store, page }) {
     dispatchEvent(new Event("resize"));
   });
   const list = $("[data-rail-replicas]", page);
+  let isFromServer = true; // its rows have the size of those below, but not their content
   const findings = refreshed($("[data-findings]", page));
   return (changed) => {
     if (!store.run) return;
-    if (changed.has("replicas")) dots(list, store.replicaRows());
+    if (changed.has("replicas")) {
+      if (isFromServer) list.replaceChildren();
+      isFromServer = false;
+      dots(list, store.replicaRows());
+    }
     if (changed.has("replicas") || changed.has("run") || changed.has("rounds")) findings();
   };
 }
