@@ -116,7 +116,7 @@ def test_a_filter_changed_while_the_script_of_its_tab_loads_applies(
     run = site.seed("name='Filters', committed=3")
     page = window.open("/planner")
     held: list[Route] = []
-    page.route(re.compile(r"/(activity|logs)-\w+\.js"), held.append)
+    page.route(re.compile(r"/(activity|logs)-\w+\.js"), lambda route: held.append(route))
     page.goto(f"/runs/{run}/?tab=activity&level=error&text=nothing")
     activity = page.get_by_role("search", name="Filter the activity")
     eventually(page, lambda: len(held), lambda scripts: scripts == 1)
