@@ -22,13 +22,13 @@ NAME_LENGTH = 80
 PER_PERSON = 100
 
 Shared = SavedView | RunView | Board
-S = TypeVar("S", SavedView, RunView, Board)
+S = TypeVar("S", bound=Shared)
 KINDS: dict[type[Any], tuple[str, str]] = {
     SavedView: ("view", "views"),
     RunView: ("view", "views of runs"),
     Board: ("board", "boards"),
 }
-"""What messages call a row of a model, and several."""
+"""The nouns in messages for one row of a model and for several."""
 
 
 def visible(rows: QuerySet[S], user: AbstractBaseUser | AnonymousUser) -> QuerySet[S]:
