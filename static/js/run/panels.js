@@ -1,4 +1,4 @@
-// The grid of panels of a board: size, order, pin, full screen, add and remove. Kept in the address:
+// The grid of panels of a board: size, order, pin, full screen, add and remove. In the address:
 // ?panels=loss.l,norm.m,-cosine,m:grad_norm.s!&full=loss. A size is s, m or l, "!" is pinned, "-"
 // removed, and "m:" a metric that the user added. Listed are the panels that differ from the usual
 // ones, in their order; runs/queries/panel_layout.py checks what is saved as a view.

@@ -1,4 +1,4 @@
-// The menu of saved views of a run's panels: its forms send the address, and it marks the view shown.
+// The menu of saved views of a run's panels: its forms send the address; the view shown is marked.
 
 import { $, $$ } from "../lib/dom.js";
 
