@@ -313,6 +313,25 @@ class View(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunView(Row):
+    """A saved view of the run page, ``/runs/<id>/?panels=…&x=…&smooth=…&log=…&clip=…``. ``panels``
+    lists those that differ from the usual ones: size ``s``, ``m`` or ``l`` after the name, ``!``
+    pinned, ``-`` removed, ``m:`` an added metric. ``smooth`` and ``clip`` are null for the usual
+    ones."""
+
+    id: int
+    name: str
+    owner: str
+    mine: bool
+    shared: bool
+    panels: str
+    x: str
+    smooth: float | None
+    log: str
+    clip: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Me(Row):
     user: str
     role: str

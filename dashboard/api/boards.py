@@ -14,7 +14,7 @@ from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
 from dashboard.presentation.curves import curves_body
 from runs.actions import boards as actions
-from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share
+from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share, delete
 from runs.models import Board
 from runs.queries import boards as queries
 from runs.queries import search
@@ -102,7 +102,7 @@ def delete_board(request: HttpRequest, board_id: BoardId) -> Any:
         raise AuthorizationError(
             message=f"expected its owner {found.owner}, or an administrator, found {user}"
         )
-    actions.delete(found)
+    delete(found)
     return list_boards(request)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from archipelago.rows import Attempt, Replica, View
+from archipelago.rows import Attempt, Replica, RunView, View
 
 
 class Row(BaseModel):
@@ -22,6 +22,10 @@ class Row(BaseModel):
 
 class Views(BaseModel):
     views: list[View]
+
+
+class RunViews(BaseModel):
+    views: list[RunView]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,28 @@
-"""Saved views of the runs list: the caller's own, and those that other users share."""
+"""Saved views of the runs list and of the run page: the caller's own, and those that other users
+share."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from django.contrib.auth.models import User
 from django.http import HttpRequest
 from ninja import Path, Router, Status
 from ninja.errors import AuthorizationError
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from archipelago import rows as shared
 from dashboard.access import or_404
 from dashboard.api import rows
 from dashboard.api.auth import keeper, reader
 from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from runs.actions import run_views
 from runs.actions import saved_views as service
-from runs.queries import groups, search, table
+from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share, delete
+from runs.models import RunView, SavedView
+from runs.queries import groups, panel_layout, search, table
 from runs.queries.listing import NEWEST, SORTS
+from runs.queries.panel_layout import PanelLayout
 
 router = Router(tags=["views"])
 
@@ -28,7 +34,7 @@ class View(Body):
     in which the listed runs differ; ``group`` shows groups with totals instead of runs. Only
     operators and administrators can set ``shared``."""
 
-    name: Annotated[str, Field(min_length=1, max_length=service.NAME_LENGTH, pattern=NO_NUL)]
+    name: Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=NO_NUL)]
     query: Annotated[str, Field(max_length=search.LONGEST, pattern=NO_NUL)] = ""
     sort: Annotated[str, Field(pattern=f"^-?({'|'.join(SORTS)})$")] = NEWEST
     columns: Annotated[
@@ -52,19 +58,68 @@ def save_view(request: HttpRequest, body: View) -> Any:
     """Save a query, an order and columns under a name that is unique among the caller's views."""
     user = keeper(request)
     search.parse(body.query)
-    if body.shared and not service.can_share(user):
-        raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
+    _check_shared(user, body.shared)
     return Status(201, service.row(service.save(user, **body.model_dump()), user=user))
+
+
+def _check_shared(user: User, asked: bool) -> None:
+    if asked and not can_share(user):
+        raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
 
 
 @router.delete("/views/{int:view_id}", response=responses(rows.Views, but=(409, 413)))
 def delete_view(request: HttpRequest, view_id: ViewId) -> Any:
     """Delete an own view, or as administrator any. Returns the remaining views."""
+    _delete(request, or_404(service.view_to_delete(keeper(request), view_id)))
+    return list_views(request)
+
+
+def _delete(request: HttpRequest, view: SavedView | RunView) -> None:
     user = keeper(request)
-    view = or_404(service.view_to_delete(user, view_id))
-    if not service.can_delete(user, view):
+    if not can_delete(user, view):
         raise AuthorizationError(
             message=f"expected its owner {view.owner}, or an administrator, found {user}"
         )
-    service.delete(view)
-    return list_views(request)
+    delete(view)
+
+
+class RunViewBody(Body):
+    """``panels``, ``x``, ``smooth``, ``log`` and ``clip`` are those of the address of a run's page.
+    Only operators and administrators can set ``shared``."""
+
+    model_config = ConfigDict(title="View of runs")
+
+    name: Annotated[str, Field(min_length=1, max_length=NAME_LENGTH, pattern=NO_NUL)]
+    panels: Annotated[str, Field(max_length=panel_layout.LONGEST, pattern=NO_NUL)] = ""
+    x: Literal[panel_layout.AXES] = panel_layout.AXES[0]  # type: ignore[valid-type]
+    smooth: Annotated[
+        float | None, Field(ge=0, le=panel_layout.MOST_SMOOTH, allow_inf_nan=False)
+    ] = None
+    log: Literal[panel_layout.LOG_AXES] = ""  # type: ignore[valid-type]
+    clip: bool | None = None
+    shared: bool = False
+
+
+@router.get("/run-views", response=responses(rows.RunViews, but=(404, 409, 413)))
+def list_run_views(request: HttpRequest) -> Any:
+    """Saved views of the run page, the caller's own and shared ones, by name."""
+    user = reader(request)
+    return {"views": [run_views.row(view, user=user) for view in run_views.views_for(user)]}
+
+
+@router.post("/run-views", response=responses(shared.RunView, status=201, but=(404,)))
+def save_run_view(request: HttpRequest, body: RunViewBody) -> Any:
+    """Save the layout of a run's panels under a name that is unique among the caller's views. It
+    applies to every run."""
+    user = keeper(request)
+    layout = PanelLayout(**body.model_dump(exclude={"name", "shared"}))
+    _check_shared(user, body.shared)
+    view = run_views.save(user, layout, name=body.name, shared=body.shared)
+    return Status(201, run_views.row(view, user=user))
+
+
+@router.delete("/run-views/{int:view_id}", response=responses(rows.RunViews, but=(409, 413)))
+def delete_run_view(request: HttpRequest, view_id: ViewId) -> Any:
+    """Delete an own view of runs, or as administrator any. Returns the remaining views."""
+    _delete(request, or_404(run_views.view_to_delete(keeper(request), view_id)))
+    return list_run_views(request)

@@ -48,7 +48,12 @@ class WebhookForm(StyledForm):
 
 class BudgetForm(StyledForm):
     scope = forms.ChoiceField(label="For", choices=[("owner", "Owner"), ("tag", "Tag")])
-    name = forms.CharField(label="Name", max_length=150, help_text="A user name, or a tag of runs.")
+    name = forms.CharField(
+        label="Name",
+        max_length=150,
+        help_text="A user name, or a tag of runs. Both are suggested.",
+        widget=forms.TextInput(attrs={"list": "budget-names", "autocomplete": "off"}),
+    )
     amount_usd = forms.FloatField(
         label="Amount", min_value=0, max_value=budgets.MOST_USD, help_text="In US dollars."
     )
@@ -59,7 +64,11 @@ class BudgetForm(StyledForm):
         help_text="In UTC; weeks begin on Monday.",
     )
     warn_percent = forms.FloatField(
-        label="Warn at", min_value=1, max_value=100, initial=100 * budgets.DEFAULT_WARN
+        label="Warn at",
+        min_value=1,
+        max_value=100,
+        initial=round(100 * budgets.DEFAULT_WARN),
+        help_text="An alert and a banner on the runs; launches stop at 100 %.",
     )
 
     def values(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dashboard.presentation import badges, failure_texts, formats
 from runs.json_values import texts
 from runs.queries import alert_inbox
 from runs.queries.failures import Failure
+from runs.queries.search import quoted
 
 register = template.Library()
 
@@ -45,6 +46,7 @@ for _show in (
 register.filter("exact", formats.exact)
 register.filter("spent", formats.spent)
 register.filter("texts", texts)
+register.filter("quoted", quoted)
 register.simple_tag(access.role_of, name="role")
 
 

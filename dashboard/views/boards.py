@@ -20,6 +20,7 @@ from dashboard.views.access import reader
 from dashboard.views.compare import tables
 from runs.actions import boards as actions
 from runs.actions.shared_rows import can_delete, can_share
+from runs.actions.shared_rows import delete as delete_row
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import Board, Run
 from runs.queries import boards as queries
@@ -118,7 +119,7 @@ def delete(request: HttpRequest, board_id: int) -> HttpResponse:
         raise Http404
     if not can_delete(user, found):
         raise PermissionDenied("Only its owner or an administrator can delete a board.")
-    actions.delete(found)
+    delete_row(found)
     messages.success(request, f"Board {found.name} deleted.")
     return redirect("boards")
 

@@ -19,6 +19,7 @@ from dashboard.views.access import run_to_see
 from dashboard.views.activity import activity_context
 from dashboard.views.checkpoints import checkpoint_context
 from dashboard.views.evaluations import evaluation_context
+from dashboard.views.view_menu import run_view_menu
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
 from runs import permissions
@@ -81,6 +82,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "dense": len(replicas) > DENSE_RAIL,
         "tab": tab if tab in TABS else TABS[0],
         "tabs": TABS,
+        "log_filters": request.GET if tab == "logs" else {},
         "may": allowed_actions(run),
         "origin": origin_of(run),
         "sections": settings_sections(run),
@@ -90,6 +92,8 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "mirrors": trackers.mirror_rows(run),
         "tracker_choices": trackers.choices(run),
         "pools": run.pools.all(),
+        "can_view": permissions.can_view(request.user),
+        **run_view_menu(request, run),
         "size": size,
         **shown,
         "fragments": range(fragments) if fragments > 1 else None,

@@ -24,8 +24,8 @@ from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
 from dashboard.presentation import badges, formats
+from dashboard.views.view_menu import list_view_menu
 from runs import live_stream, permissions
-from runs.actions import saved_views
 from runs.backends import health, storage_health
 from runs.json_values import texts
 from runs.models import Run
@@ -150,7 +150,7 @@ def _frame(
         "here": address,
         "no_query": address.but(query=""),
         "plain": address.but(columns=table.DEFAULT, differing=False),
-        "views": _views(request, address),
+        **list_view_menu(request, address),
         "texts": TEXTS,
         "numbers": tuple(NUMBERS),
         "is_words": IS,
@@ -312,26 +312,6 @@ def _columns(address: ListAddress) -> list[dict[str, Any]]:
             }
         )
     return heads
-
-
-def _views(request: HttpRequest, address: ListAddress) -> list[dict[str, Any]]:
-    """Saved views with their URLs and permissions; ``shown`` marks the one that is displayed."""
-    views = list(saved_views.views_for(request.user))
-    others = any(view.owner_id != request.user.pk for view in views)
-    admin = others and permissions.has_role(request.user, "admin")
-    rows = []
-    for view in views:
-        view_address, own = ListAddress.of_view(view), view.owner_id == request.user.pk
-        rows.append(
-            {
-                "view": view,
-                "address": view_address,
-                "mine": own,
-                "can_delete": own or admin,
-                "shown": view_address == address,
-            }
-        )
-    return rows
 
 
 def _tabs(

@@ -1,23 +1,30 @@
-"""Save the current list as a view; rename, share, replace and delete views.
+"""Save the current list, or the panels of a run, as a view; rename, share, replace and delete it.
 
-The form field ``back`` holds the address of the list, to which every form returns.
+The form field ``back`` holds the query of the page, to which every form returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from dashboard.access import or_404
 from dashboard.list_address import ListAddress
-from dashboard.views.access import reader
+from dashboard.views.access import reader, run_to_see
+from runs.actions import run_views, shared_rows
 from runs.actions import saved_views as service
-from runs.exceptions import ActionRefused
-from runs.models import SavedView
+from runs.exceptions import ActionRefused, InvalidRun
+from runs.models import Run, RunView, SavedView
+from runs.queries.panel_layout import PanelLayout
+
+LONGEST_ADDRESS = 8000
 
 
 @require_POST
@@ -44,52 +51,93 @@ def save(request: HttpRequest) -> HttpResponse:
 @require_POST
 def view(request: HttpRequest, view_id: int) -> HttpResponse:
     """``do`` is ``change`` (name, shared), ``replace`` (with the current list) or ``delete``."""
-    user, address = reader(request), _here(request)
-    saved_view = or_404(service.view_to_delete(user, view_id))
-    what = request.POST.get("do", "")
+    address = _here(request)
+    saved = or_404(service.view_to_delete(reader(request), view_id))
+
+    def replace() -> None:
+        service.replace(
+            saved,
+            query=address.query,
+            sort=str(address.order),
+            columns=address.columns,
+            differing=address.differing,
+            group=address.group,
+        )
+
+    return _changed(request, saved, replace) or _back(address)
+
+
+@require_POST
+def save_run_view(request: HttpRequest, run_id: Any) -> HttpResponse:
+    """Save the panels of a run's page as a view, which applies to every run."""
+    run, user = run_to_see(request, run_id), reader(request)
+    try:
+        view = run_views.save(
+            user,
+            PanelLayout.of(_query(request)),
+            name=request.POST.get("name", ""),
+            shared=bool(request.POST.get("shared")),
+        )
+    except (ActionRefused, InvalidRun) as error:
+        messages.error(request, f"View not saved: {error}.")
+    else:
+        messages.success(request, f"View {view.name} saved.")
+    return _back_to_run(request, run)
+
+
+@require_POST
+def run_view(request: HttpRequest, run_id: Any, view_id: int) -> HttpResponse:
+    """As :func:`view`; ``replace`` stores the panels of the page."""
+    run = run_to_see(request, run_id)
+    saved = or_404(run_views.view_to_delete(reader(request), view_id))
+
+    def replace() -> None:
+        run_views.replace(saved, PanelLayout.of(_query(request)))
+
+    return _changed(request, saved, replace) or _back_to_run(request, run)
+
+
+def _changed(
+    request: HttpRequest, saved: SavedView | RunView, replace: Callable[[], None]
+) -> HttpResponse | None:
+    """Change, replace or delete a view. Returns a response only for an invalid request."""
+    user, what = reader(request), request.POST.get("do", "")
     if what == "delete":
-        if not service.can_delete(user, saved_view):
+        if not shared_rows.can_delete(user, saved):
             raise PermissionDenied("Only its owner or an administrator can delete a view.")
-        service.delete(saved_view)
-        messages.success(request, f"View {saved_view.name} deleted.")
-        return _back(address)
+        shared_rows.delete(saved)
+        messages.success(request, f"View {saved.name} deleted.")
+        return None
     if what not in ("change", "replace"):
         return HttpResponseBadRequest("expected do to be change, replace or delete")
-    if saved_view.owner_id != user.pk:
+    if saved.owner_id != user.pk:
         raise PermissionDenied("Only its owner can change a view.")
     try:
         if what == "change":
-            _change(request, saved_view)
+            name, shared = request.POST.get("name", ""), bool(request.POST.get("shared"))
+            shared_rows.change(saved, name=name, shared=shared)
         else:
-            _replace(saved_view, address)
-    except ActionRefused as error:
+            replace()
+    except (ActionRefused, InvalidRun) as error:
         messages.error(request, f"View not changed: {error}.")
     else:
-        messages.success(request, f"View {saved_view.name} changed.")
-    return _back(address)
+        messages.success(request, f"View {saved.name} changed.")
+    return None
 
 
-def _change(request: HttpRequest, saved_view: SavedView) -> None:
-    service.change(
-        saved_view, name=request.POST.get("name", ""), shared=bool(request.POST.get("shared"))
-    )
-
-
-def _replace(saved_view: SavedView, address: ListAddress) -> None:
-    service.replace(
-        saved_view,
-        query=address.query,
-        sort=str(address.order),
-        columns=address.columns,
-        differing=address.differing,
-        group=address.group,
-    )
+def _query(request: HttpRequest) -> QueryDict:
+    return QueryDict(request.POST.get("back", "")[:LONGEST_ADDRESS].removeprefix("?"))
 
 
 def _here(request: HttpRequest) -> ListAddress:
     """The address of the list, parsed and serialized again: it cannot redirect elsewhere."""
-    return ListAddress.of_text(request.POST.get("back", "")[:4000])
+    return ListAddress.of(_query(request))
 
 
 def _back(address: ListAddress) -> HttpResponse:
     return redirect(f"{reverse('runs')}{address if str(address) != '?' else ''}")
+
+
+def _back_to_run(request: HttpRequest, run: Run) -> HttpResponse:
+    query = _query(request).urlencode(safe=",:!")
+    return redirect(f"{reverse('run', args=[run.pk])}{f'?{query}' if query else ''}")

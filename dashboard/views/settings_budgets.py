@@ -17,6 +17,10 @@ from runs.actions import budgets as actions
 from runs.exceptions import InvalidRun
 from runs.models import Budget
 from runs.queries import budgets as queries
+from runs.queries import listing
+
+NAMES = 100
+"""Owners, and tags, that the form suggests."""
 
 
 @never_cache
@@ -65,13 +69,19 @@ def delete(request: HttpRequest, budget_id: int) -> HttpResponse:
 def _initial(budget: Budget) -> dict[str, object]:
     names = ("scope", "name", "period", "amount_usd")
     return {name: getattr(budget, name) for name in names} | {
-        "warn_percent": round(100 * budget.warn_at, 4)
+        "warn_percent": f"{100 * budget.warn_at:.6g}"
     }
 
 
 def _asked(request: HttpRequest) -> dict[str, str]:
     """Values of the address, e.g. of a link on the page of spending."""
     return {name: value for name in ("scope", "name") if (value := request.GET.get(name, ""))}
+
+
+def _names(request: HttpRequest) -> list[str]:
+    """Owners and tags of the newest runs, the most frequent first."""
+    found = (listing.counted(name, user=request.user) for name in ("owner", "tag"))
+    return [name for counts in found for name, _ in counts.most_common(NAMES)]
 
 
 def _page(
@@ -81,6 +91,7 @@ def _page(
         "form": form,
         "changed": changed,
         "budgets": queries.budget_rows(request.user, now=timezone.now()),
+        "names": _names(request) if is_administrator(request) else (),
         "can_change": is_administrator(request),
     }
     return render(request, "settings/budgets.html", context, status=status)

@@ -6,7 +6,7 @@ the live stream reports a change of any run.
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -47,6 +47,8 @@ def spend(request: HttpRequest) -> HttpResponse:
     period, error = _period(request, today)
     chosen = job_filter(request).but(state="")
     row = queries.spend(user, period, chosen, now=now)
+    monday = today - timedelta(days=today.weekday())
+    last_week = Period(first=monday - timedelta(days=7), last=monday - timedelta(days=1))
     order = [name for name in LABELS if any(name in day["backends"] for day in row["days"])]
     order += sorted({name for day in row["days"] for name in day["backends"]} - set(order))
     context = {
@@ -56,17 +58,18 @@ def spend(request: HttpRequest) -> HttpResponse:
         "number": len(row["days"]),
         "today": today,
         "quick": [
-            {
-                "days": days,
-                "address": _address(chosen, days=str(days)),
-                "shown": period == Period.until(today, days=days),
-            }
-            for days in QUICK
+            *(
+                (f"{days} days", _address(chosen, days=str(days)), Period.until(today, days=days))
+                for days in QUICK
+            ),
+            *(
+                (label, _address(chosen, **_dates(quick)), quick)
+                for label, quick in (
+                    ("Last week", last_week),
+                    ("This month", Period(first=today.replace(day=1), last=today)),
+                )
+            ),
         ],
-        "month": {
-            "address": _address(chosen, **{"from": today.replace(day=1), "to": today}),
-            "shown": period == Period(first=today.replace(day=1), last=today),
-        },
         "tables": [_table(row[name], head, kind, chosen, period) for name, head, kind in TABLES],
         "chart": day_chart(row["days"], order, LABELS),
         "backends": [(name, LABELS.get(name, name)) for name in order],

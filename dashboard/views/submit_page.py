@@ -25,6 +25,7 @@ from diloco.protocol.workload import GPT_SIZES
 from executors.base import Problem
 from runs.backends import health, storage_health
 from runs.exceptions import InvalidRun
+from runs.local_access import can_use_local
 from runs.models import Run
 from runs.queries import run_page
 from runs.submit import throughput_history
@@ -137,6 +138,9 @@ def page(
             show(form, error.problems)
     errors = form.all_errors
     origin = cloned_run(form)
+    is_local = can_use_local(request.user)
+    is_fresh = request.method == "GET" and origin is None and not request.GET
+    needs_bucket = is_fresh and not is_local and settings.DEFAULT_RENDEZVOUS.startswith("file:")
     context = {
         "form": form,
         "storage": storage_health.storage_problem(),
@@ -150,7 +154,12 @@ def page(
         "bucket_result": (tested or {}).get("rendezvous"),
         "essential": _rows(form, ESSENTIAL),
         "sections": _sections(form),
-        "open": _open(form, errors, request.POST.get("open", ""), is_clone=origin is not None),
+        "open": sorted(
+            _open(form, errors, request.POST.get("open", ""), is_clone=origin is not None)
+            | ({"s-bucket"} if needs_bucket else set())
+        ),
+        "is_local": is_local,
+        "needs_bucket": needs_bucket,
         "cloned": origin,
         "is_pasted": "paste" in request.POST,
         "often": [form[name] for name in OFTEN_CHANGED],
@@ -217,7 +226,7 @@ _PARTS = {
 _ESSENTIAL_PARTS = ("s-run", "s-model", "s-replicas", "s-training", "s-limits")
 
 
-def _open(form: RunForm, errors: dict[str, Any], before: str, *, is_clone: bool) -> list[str]:
+def _open(form: RunForm, errors: dict[str, Any], before: str, *, is_clone: bool) -> set[str]:
     """Ids of the open sections: those that were open when the form was sent, at first the essential
     ones, for a clone the name alone; and those with an error or with input that would be
     overlooked."""
@@ -235,4 +244,4 @@ def _open(form: RunForm, errors: dict[str, Any], before: str, *, is_clone: bool)
         opened.add("s-sweep")
     if form["document"].value():
         opened.add("s-source")
-    return sorted(opened)
+    return opened

@@ -1,4 +1,4 @@
-"""Boards: save, change, delete.
+"""Boards: save and change.
 
 Their names, owners and sharing are those of :mod:`runs.actions.shared_rows`.
 """
@@ -51,18 +51,14 @@ def save(
     :class:`InvalidRun` for an invalid field, and :class:`~runs.exceptions.ActionRefused`.
     """
     if board is None:
-        shared_rows.check_number(Board.objects.all(), owner, kind="boards")
+        shared_rows.check_number(Board, owner)
         board = Board(owner=owner)
-    shared_rows.set_name(board, name, kind="boards")
-    shared_rows.set_shared(board, shared, kind="board")
+    shared_rows.set_name(board, name)
+    shared_rows.set_shared(board, shared)
     board.runs = _checked_runs(owner, runs)
     board.query = _checked_query(query, board.runs)
     board.panels = _checked_panels(panels)
-    return shared_rows.store(board, kind="boards")
-
-
-def delete(board: Board) -> None:
-    Board.objects.filter(pk=board.pk).delete()
+    return shared_rows.store(board)
 
 
 def _checked_runs(owner: User, runs: Sequence[str]) -> list[str]:

@@ -10,28 +10,30 @@ from datetime import UTC, date, datetime
 
 from django.db.models import F
 
-from runs.exceptions import ActionRefused
 from runs.json_values import finite
 from runs.models import EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run, Sweep, TagPeriod
 from runs.queries import spend
 from runs.queries.spend import Attempt, Period, Tally
 from runs.queries.spend_history import Stretch, history_of
 
-MOST_TAG_CHANGES = 200
+MOST_TAG_PERIODS = 200
 """Of one run: each divides its costs."""
 
 
 def end_tags(run: Run, *, now: datetime) -> None:
     """Keep the present tags of a run for what it has spent so far; the caller then changes them.
 
-    Raises :class:`ActionRefused` for too many changes.
+    Beyond ``MOST_TAG_PERIODS`` the shortest period is joined with the next one. Changing tags often
+    thus moves less than that part of the run's time from one tag to another.
     """
-    if TagPeriod.objects.filter(run=run).count() >= MOST_TAG_CHANGES:
-        raise ActionRefused(
-            f"expected at most {MOST_TAG_CHANGES} changes of the tags of a run, found that many: "
-            "clone the run to use other tags"
-        )
     TagPeriod.objects.create(run=run, tags=run.tags, until=now)
+    periods = list(TagPeriod.objects.filter(run=run).order_by("until", "id"))
+    if len(periods) > MOST_TAG_PERIODS:
+        starts = [run.created_at, *(period.until for period in periods)]
+        shortest, _ = min(
+            zip(periods, starts, strict=False), key=lambda pair: pair[0].until - pair[1]
+        )
+        shortest.delete()
 
 
 def retain(run: Run, *, now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Saved views of the runs list: save, change, delete.
+"""Saved views of the runs list: save and replace.
 
 Their names, owners and sharing are those of :mod:`runs.actions.shared_rows`. Views have no events
 and no journal, because they do not belong to a run.
@@ -14,15 +14,12 @@ from django.db.models import QuerySet
 
 from archipelago import rows
 from runs.actions import shared_rows
-from runs.actions.shared_rows import NAME_LENGTH, PER_PERSON, can_delete, can_share
 from runs.exceptions import ActionRefused
 from runs.json_values import row_of
 from runs.models import SavedView
 from runs.queries import groups, table
 from runs.queries.listing import Order
 from runs.queries.search import BadQuery, parse
-
-__all__ = ["NAME_LENGTH", "PER_PERSON", "can_delete", "can_share"]
 
 
 def views_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[SavedView]:
@@ -47,21 +44,12 @@ def save(
     shared: bool = False,
 ) -> SavedView:
     """Save a new view. Raises :class:`ActionRefused` for invalid values."""
-    shared_rows.check_number(SavedView.objects.all(), owner, kind="views")
+    shared_rows.check_number(SavedView, owner)
     view = SavedView(owner=owner)
-    shared_rows.set_name(view, name, kind="views")
-    shared_rows.set_shared(view, shared, kind="view")
+    shared_rows.set_name(view, name)
+    shared_rows.set_shared(view, shared)
     _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
-    return shared_rows.store(view, kind="views")
-
-
-def change(view: SavedView, *, name: str | None = None, shared: bool | None = None) -> SavedView:
-    """Rename a view, share it, or stop sharing it."""
-    if name is not None:
-        shared_rows.set_name(view, name, kind="views")
-    if shared is not None:
-        shared_rows.set_shared(view, shared, kind="view")
-    return shared_rows.store(view, kind="views")
+    return shared_rows.store(view)
 
 
 def replace(
@@ -75,11 +63,7 @@ def replace(
 ) -> SavedView:
     """Replace the content of a view."""
     _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
-    return shared_rows.store(view, kind="views")
-
-
-def delete(view: SavedView) -> None:
-    SavedView.objects.filter(pk=view.pk).delete()
+    return shared_rows.store(view)
 
 
 def row(view: SavedView, *, user: User) -> dict[str, Any]:

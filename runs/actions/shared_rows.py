@@ -16,13 +16,19 @@ from django.utils import timezone
 
 from runs import permissions
 from runs.exceptions import ActionRefused
-from runs.models import Board, SavedView
+from runs.models import Board, RunView, SavedView
 
 NAME_LENGTH = 80
 PER_PERSON = 100
 
-Shared = SavedView | Board
-S = TypeVar("S", SavedView, Board)
+Shared = SavedView | RunView | Board
+S = TypeVar("S", bound=Shared)
+KINDS: dict[type[Any], tuple[str, str]] = {
+    SavedView: ("view", "views"),
+    RunView: ("view", "views of runs"),
+    Board: ("board", "boards"),
+}
+"""The nouns in messages for one row of a model and for several."""
 
 
 def visible(rows: QuerySet[S], user: AbstractBaseUser | AnonymousUser) -> QuerySet[S]:
@@ -48,13 +54,16 @@ def can_delete(user: User, row: Shared) -> bool:
     return row.owner_id == user.pk or permissions.has_role(user, "admin")
 
 
-def check_number(rows: QuerySet[Any], owner: User, *, kind: str) -> None:
+def check_number(model: type[S], owner: User) -> None:
     """Refuse one more row of a user who has :data:`PER_PERSON`."""
-    if rows.filter(owner=owner).count() >= PER_PERSON:
-        raise ActionRefused(f"expected at most {PER_PERSON} {kind}, found that many: delete some")
+    if model.objects.filter(owner=owner).count() >= PER_PERSON:
+        _, several = KINDS[model]
+        raise ActionRefused(
+            f"expected at most {PER_PERSON} {several}, found that many: delete some"
+        )
 
 
-def set_name(row: Shared, name: str, *, kind: str) -> None:
+def set_name(row: Shared, name: str) -> None:
     name = " ".join(name.split())
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
         raise ActionRefused(
@@ -62,27 +71,44 @@ def set_name(row: Shared, name: str, *, kind: str) -> None:
         )
     others = type(row).objects.filter(owner=row.owner, name__iexact=name).exclude(pk=row.pk)
     if others.exists():
-        raise ActionRefused(f"expected a name that none of your {kind} has, found {name!r}")
+        raise _taken(row, name)
     row.name = name
 
 
-def set_shared(row: Shared, shared: bool, *, kind: str) -> None:
+def _taken(row: Shared, name: str) -> ActionRefused:
+    _, several = KINDS[type(row)]
+    return ActionRefused(f"expected a name that none of your {several} has, found {name!r}")
+
+
+def set_shared(row: Shared, shared: bool) -> None:
     if shared and not row.shared and not can_share(row.owner):
+        kind, _ = KINDS[type(row)]
         raise ActionRefused(f"only operators and administrators can share a {kind}")
     row.shared = shared
 
 
-def store(row: S, *, kind: str) -> S:
+def change(row: S, *, name: str, shared: bool) -> S:
+    """Rename a row, share it, or stop sharing it."""
+    set_name(row, name)
+    set_shared(row, shared)
+    return store(row)
+
+
+def store(row: S) -> S:
+    """Save a row. Raises :class:`~runs.exceptions.ActionRefused` if its name is taken, or if it was
+    deleted."""
     row.changed_at = timezone.now()
     try:
         with transaction.atomic():
             row.save(force_update=row.pk is not None)
     except IntegrityError:  # two concurrent requests
-        raise ActionRefused(
-            f"expected a name that none of your {kind} has, found {row.name!r}"
-        ) from None
+        raise _taken(row, row.name) from None
     except DatabaseError:
         if row.pk is None or type(row).objects.filter(pk=row.pk).exists():
             raise
         raise ActionRefused(f"{row.name!r} has been deleted meanwhile") from None
     return row
+
+
+def delete(row: Shared) -> None:
+    type(row).objects.filter(pk=row.pk).delete()

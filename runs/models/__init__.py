@@ -23,6 +23,7 @@ from runs.models.orphan import OrphanJob
 from runs.models.price import PriceOverride, TrafficPrice
 from runs.models.rounds import Checkpoint, Contribution, Round
 from runs.models.run import Replica, ReplicaAttempt, ReplicaPool, Run
+from runs.models.run_view import RunView
 from runs.models.saved_view import SavedView
 from runs.models.spending import RetainedSpend, TagPeriod
 from runs.models.sweep import Sweep
@@ -61,6 +62,7 @@ __all__ = [
     "Round",
     "Run",
     "RunMirror",
+    "RunView",
     "SavedView",
     "Sweep",
     "TagPeriod",

@@ -40,7 +40,9 @@ HELP: Mapping[str, str] = {
     "age": "since it was created, e.g. age<2d",
 }
 _TERM = re.compile(r'(?:[^\s"]|"[^"]*(?:"|$))+')
-_WITH_VALUE = re.compile(r'(-?)([A-Za-z_]+):((?:(?:[^,"]|"[^"]*")+,)*)"?([^,"]*)$', re.DOTALL)
+_WITH_VALUE = re.compile(
+    r'(-?)([A-Za-z_]+):((?:(?:[^,"]|"[^"]*")+,)*)"?((?:[^,"]|"")*)$', re.DOTALL
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ def completions(
     if value is None:
         return _fields(before, term)[:limit]
     minus, name, others, typed = value.groups()
-    name = name.lower()
+    name, typed = name.lower(), typed.replace('""', '"')
     start = f"{before}{minus}{name}:{others}"
     return [
         Completion(label=label, query=f"{start}{search.quoted(label)} ", runs=runs)

@@ -116,9 +116,9 @@ def breaker_row(pool: ReplicaPool) -> dict[str, Any]:
         own = "the server's environment"
         account = f"the credential {pool.credential}" if pool.credential else own
         advice = (
-            f"Nothing is launched in this pool. Fix the account at {label} ({account}): token, "
-            "permission, quota or billing. Then test the credential in the admin, or restart a "
-            "replica of this pool."
+            f"Nothing is launched in this pool. Fix token, permission, quota or billing of the "
+            f"account at {label} ({account}). Then an administrator presses Reset under Settings, "
+            "Backends, or an operator restarts a replica of this pool."
         )
     elif pool.failures >= FAILURES:
         waits = not is_due(pool.open_until, LONGEST, timezone.now())

@@ -2,8 +2,9 @@
 
 A run must match all terms. ``name:value`` matches a value, ``name:a,b`` one of several. ``loss<3``
 compares numbers (``<``, ``<=``, ``>``, ``>=``, ``=``). A bare word matches a part of the name, the
-owner or a tag. A leading minus negates a term; quotes group words. An invalid term is an error,
-because a list that silently omits runs, or shows too many, is worse than no list.
+owner or a tag. A leading minus negates a term; quotes group words, and a doubled quote within them
+is a quote. An invalid term is an error, because a list that silently omits runs, or shows too many,
+is worse than no list.
 
 Archived runs are hidden unless a term includes them. Parsing is pure; :func:`matching` builds the
 query set.
@@ -52,6 +53,7 @@ VALUES = {"state": (*RunState.values, *STATE_GROUPS), "is": IS}
 
 _TERM = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:<>=])(.*)", re.DOTALL)
 _WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d{1,3}))?([kmbt]?)", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -103,14 +105,14 @@ def _term(word: str) -> Term:
     match = _TERM.fullmatch(word)
     if match is None:
         negated = word.startswith("-") and len(word) > 1
-        bare = word[negated:].replace('"', "")
+        bare = unquoted(word[negated:])
         if not bare:
             raise BadQuery(word, "expected a word, found nothing")
         return Term(word=word, field="", op=":", values=(bare,), negated=negated)
     minus, name, op, rest = match.groups()
     name = name.lower()
     if name in NUMBERS:
-        return _compare(word, minus == "-", name, op, rest.replace('"', ""))
+        return _compare(word, minus == "-", name, op, unquoted(rest))
     if name not in TEXTS:
         nearest = fuzzy.nearest(name, NUMBERS if op in ("<", "<=", ">", ">=") else FIELDS)
         raise BadQuery(
@@ -122,7 +124,7 @@ def _term(word: str) -> Term:
         similar = f"{minus}{name}:{rest}" if rest else ""
         message = f"{name} is text: expected {name}:value, found {op!r}"
         raise BadQuery(word, message, similar=similar)
-    values = tuple(value.replace('"', "") for value in _split(rest))
+    values = tuple(unquoted(value) for value in _split(rest))
     if not all(values):
         raise BadQuery(word, f"expected a value after {name}{op}, found nothing")
     _check_values(word, name, values)
@@ -199,7 +201,12 @@ def corrected(text: str, error: BadQuery) -> str:
 
 def quoted(value: str) -> str:
     """A value as it is written in a query."""
-    return f'"{value}"' if re.search(r"[\s,]", value) else value
+    return '"{}"'.format(value.replace('"', '""')) if re.search(r'[\s,"]', value) else value
+
+
+def unquoted(text: str) -> str:
+    """The value of a part of a query."""
+    return _QUOTED.sub(lambda match: match[1].replace('""', '"'), text)
 
 
 def matching(runs: QuerySet[Run], terms: Sequence[Term], *, user: Any = None) -> QuerySet[Run]:

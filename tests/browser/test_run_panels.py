@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Site, Window, eventually, expect_address
 
@@ -31,6 +31,14 @@ def expect_above(page: Page, upper: str, lower: str) -> None:
         return panel(page, lower)["y"] - panel(page, upper)["y"]
 
     eventually(page, distance, lambda pixels: pixels > 0)
+
+
+def expect_above_or_left(page: Page, first: str, second: str) -> None:
+    def follows() -> bool:
+        a, b = panel(page, first), panel(page, second)
+        return (a["y"], a["x"]) < (b["y"], b["x"])
+
+    eventually(page, follows, bool)
 
 
 def expect_full_width(page: Page, name: str) -> None:
@@ -65,6 +73,69 @@ def test_panels_are_arranged_by_keyboard_and_kept_in_the_address(page: Page) -> 
     expect(added.locator("canvas").first).to_be_visible()
     expect(page.locator('[data-plot="goodput"]')).to_have_count(0)
     expect_above(page, "update", "loss")
+
+
+def test_a_saved_view_restores_the_layout_on_another_run(page: Page, site: Site) -> None:
+    page.get_by_role("button", name="Move Goodput earlier").focus()
+    page.keyboard.press("Enter")
+    expect_above_or_left(page, "goodput", "speed")
+    expect(page.get_by_role("button", name="Move Goodput earlier")).to_be_focused()
+    page.get_by_role("button", name="Pin Outer update norm to the top").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_role("button", name="log y").click()
+    expect_address(page, "log=y")
+    overview = page.get_by_role("region", name="Overview")
+    menu = overview.get_by_text("Views", exact=True)
+    menu.click()
+    overview.get_by_label("Save current panels as").fill("Health")
+    overview.get_by_role("button", name="Save view").click()
+    expect(page.get_by_text("View Health saved.")).to_be_visible()
+    expect_above(page, "update", "loss")
+    other = site.seed("name='Other panels', committed=5")
+    page.goto(f"/runs/{other}/")
+    menu.click()
+    link = overview.get_by_role("link", name="Health")
+    expect(link).not_to_have_attribute("aria-current", "true")
+    link.click()
+    expect(page.get_by_role("button", name="log y")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Tokens", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    expect_above(page, "update", "loss")
+    expect_above_or_left(page, "goodput", "speed")
+    menu.click()
+    expect(link).to_have_attribute("aria-current", "true")
+    overview.get_by_role("link", name="Usual panels").click()
+    expect_above(page, "loss", "update")
+
+
+def test_a_filter_changed_while_the_script_of_its_tab_loads_applies(
+    window: Window, site: Site
+) -> None:
+    run = site.seed("name='Filters', committed=3")
+    page = window.open("/planner")
+    held: list[Route] = []
+    page.route(re.compile(r"/(activity|logs)-\w+\.js"), lambda route: held.append(route))
+    page.goto(f"/runs/{run}/?tab=activity&level=error&text=nothing")
+    activity = page.get_by_role("search", name="Filter the activity")
+    eventually(page, lambda: len(held), lambda scripts: scripts == 1)
+    activity.get_by_label("Search").fill("")
+    activity.locator("[name=level]").select_option("warning")
+    held.pop().continue_()
+    expect_address(page, "level=warning")
+    expect(page).not_to_have_url(re.compile("text="))
+    expect(activity.get_by_label("Search")).to_have_value("")
+    page.goto(f"/runs/{run}/?tab=logs&level=error&q=nothing")
+    eventually(page, lambda: len(held), lambda scripts: scripts == 1)
+    logs = page.locator("[data-logs-card]")
+    expect(logs.get_by_label("Search")).to_have_value("nothing")
+    logs.get_by_label("Search").fill("")
+    held.pop().continue_()
+    expect(page.locator("[data-follow]")).not_to_be_empty()
+    expect_address(page, "level=error")
+    expect(page).not_to_have_url(re.compile("q="))
+    expect(logs.locator("[data-level]").first).to_have_value("error")
 
 
 def test_a_replica_is_highlighted_in_all_charts(page: Page) -> None:

@@ -58,6 +58,8 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
         shot = window.open(address, width=width, scheme=scheme)
         window.shoot(shot, f"sweep-{width}-{scheme}")
         assert overflow(shot) <= 0
+        too_wide = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth + 1).length"
+        assert shot.locator(".ranking tbody :is(td, th)").evaluate_all(too_wide) == 0
     page.locator("summary", has_text="Stop all").click()
     page.get_by_role("button", name="Stop 3 runs").click()
     expect(page.get_by_text("Rates: stopping 3 runs.")).to_be_visible()

@@ -113,6 +113,7 @@ TESTED_ELSEWHERE = {
     *("settings-price", "settings-traffic", "settings-budget", "budget-delete"),
     *("backend-reset", None),  # test_settings_pages.py, also redirects of old addresses
     *("view-save", "view"),  # test_saved_views_page.py
+    *("run-view-save", "run-view"),  # test_run_views.py
     *("healthz", "readyz", "metrics"),  # test_health.py
 }
 

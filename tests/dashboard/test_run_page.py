@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -56,6 +57,22 @@ def test_settings_show_the_meaning_of_zero_and_changes(client: Client, run: Run)
 def test_the_url_selects_the_tab(client: Client, run: Run, tab: str) -> None:
     shown = re.findall(r'data-panel="(\w+)" aria-label="\w+">', page(client, run, f"?tab={tab}"))
     assert shown == [tab if tab in ("overview", "rounds", "logs") else "overview"]
+
+
+def test_tags_link_to_the_runs_that_have_them(client: Client, run: Run) -> None:
+    Run.objects.update(tags=["paper", '1"x&y'])
+    links = re.findall(r'<a class="tag" href="([^"]*)"', page(client, run))
+    assert len(links) == 2
+    for link in links:
+        rows = client.get(unescape(link)).context["rows"]
+        assert [row["header"]["name"] for row in rows] == [run.name]
+
+
+def test_the_log_has_the_filters_of_the_address(client: Client, run: Run) -> None:
+    text = page(client, run, "?tab=logs&q=%22x&level=error")
+    assert 'value="&quot;x" data-find' in text
+    assert text.count('<option value="error" selected>') == 2
+    assert 'value="&quot;x"' not in page(client, run, "?q=%22x")
 
 
 def test_names_and_reasons_are_text(client: Client, run: Run) -> None:

@@ -220,6 +220,8 @@ def test_the_stop_page_skips_runs_of_others(operator_user: Any) -> None:
         "/runs/bulk", {"do": "stop", "id": str(run.pk)}
     )
     assert "You can't stop any of these runs" in page.content.decode()
+    assert "Back to the runs" in page.content.decode()
+    assert "Stop 0 runs" not in page.content.decode()
     assert 'name="id"' not in page.content.decode()
 
 

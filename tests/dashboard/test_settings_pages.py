@@ -63,6 +63,17 @@ def test_an_operator_changes_no_setting(client: Client, name: str) -> None:
     assert client.post(reverse(name), {"backend": "modal"}).status_code == 403
 
 
+def test_the_budget_form_suggests_owners_and_tags(client: Client, admin: Any) -> None:
+    run = seed.run(seed.user("olga", "operator"), committed=0, replicas=1)
+    type(run).objects.update(tags=["paper"])
+    page = client.get(reverse("settings-budgets"))
+    assert page.context["names"] == ["olga", "paper"]
+    assert '<option value="paper">' in page.content.decode()
+    assert 'value="80"' in page.content.decode()
+    client.force_login(run.owner)
+    assert client.get(reverse("settings-budgets")).context["names"] == ()
+
+
 def test_budgets_are_added_changed_and_deleted(client: Client, admin: Any) -> None:
     seed.user("olga", "operator")
     fields = {

@@ -50,6 +50,18 @@ def test_sums_chart_and_tables_without_a_script(viewer: Client, run: Run) -> Non
     assert "unknown" not in text_of(html.partition("How this is computed")[0])
 
 
+def test_last_week_is_one_click_away(viewer: Client, run: Run) -> None:
+    links = dict(re.findall(r'<a href="(\?from=[^"]*)"[^>]*>([^<]*week)</a>', page(viewer)))
+    ((link, label),) = links.items()
+    assert label == "Last week"
+    response = viewer.get(f"/spend{link.replace('&amp;', '&')}&owner=olga")
+    first, last = response.context["period"].first, response.context["period"].last
+    today = response.context["today"]
+    assert (first.weekday(), last - first) == (0, datetime.timedelta(days=6))
+    assert last < today <= last + datetime.timedelta(days=7)
+    assert 'aria-current="true">Last week' in response.content.decode()
+
+
 def test_unknown_costs_are_shown_as_unknown(viewer: Client, run: Run) -> None:
     other = seed.run(seed.user("oscar", "operator"), name="Unpriced", replicas=1, committed=1)
     seed_spend.history(other, days=1, price=None, backend="kubernetes", tags=[])

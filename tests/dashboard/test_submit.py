@@ -59,6 +59,22 @@ def test_an_operator_without_permission_for_this_machine_starts_on_another_backe
     assert sent["pools.0.hardware"].startswith(f"{backend}:")
 
 
+def test_without_permission_for_this_machine_the_form_asks_for_a_bucket(
+    client: Client, operator_user: Any, settings: Any
+) -> None:
+    page = client.get("/runs/new").content.decode()
+    assert "ready to launch" in page
+    assert "s-bucket" not in filled(client)["open"].split()
+    settings.OPERATORS_LOCAL = "none"
+    page = client.get("/runs/new").content.decode()
+    assert "ready to launch" not in page
+    assert "choose a backend with its credential, and a bucket" in page
+    assert "s-bucket" in filled(client)["open"].split()
+    settings.DEFAULT_RENDEZVOUS = "s3://bucket/runs"
+    assert "and a bucket" not in client.get("/runs/new").content.decode()
+    assert "s-bucket" not in filled(client)["open"].split()
+
+
 def test_every_setting_has_a_field_with_label_help_and_unit(
     client: Client, operator_user: Any
 ) -> None:

@@ -3,6 +3,15 @@
 
 import { $$, h, icon } from "./dom.js";
 
+/** Whether the user changed a field that the server rendered, e.g. before a script was loaded. */
+export function isEdited(field) {
+  if (field.options) {
+    const rendered = [...field.options].findIndex((option) => option.defaultSelected);
+    return field.selectedIndex !== Math.max(rendered, 0);
+  }
+  return field.value !== field.defaultValue;
+}
+
 /** Show `errors[name]` at each field and announce them. Unchanged errors stay in place. */
 export function showErrors(form, errors) {
   for (const list of $$("[data-errors-for]", form)) {

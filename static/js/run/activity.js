@@ -2,6 +2,7 @@
 // again while the tab is open and something can have changed, but not while it is in use.
 
 import { $, url } from "../lib/dom.js";
+import { isEdited } from "../lib/forms.js";
 import { getHTML } from "../lib/live.js";
 import { tickTimes } from "../lib/times.js";
 
@@ -53,10 +54,11 @@ export function activityList({ store, page }, place) {
   });
   place.addEventListener("focusout", () => setTimeout(() => store.run && refresh()));
   if (page.dataset.tab === "activity") {
-    // A filter that was set while this script was loaded applies.
-    const early = values();
-    for (const name of FILTERS) form.elements[name].value ||= url.get(name) ?? "";
-    if (FILTERS.some((name) => early[name] && early[name] !== url.get(name))) filter();
+    // A filter that was set or cleared while this script was loaded applies.
+    const edited = FILTERS.filter((name) => isEdited(form.elements[name]));
+    for (const name of FILTERS)
+      if (!edited.includes(name)) form.elements[name].value = url.get(name) ?? "";
+    if (edited.length) filter();
   }
 
   return (changed) => {

@@ -3,6 +3,7 @@
 
 import { $, $$, h, setText, url } from "../lib/dom.js";
 import * as format from "../lib/format.js";
+import { isEdited } from "../lib/forms.js";
 import { getJSON } from "../lib/live.js";
 
 const EVERY_MS = 3000;
@@ -29,10 +30,12 @@ export function logLines({ store, page }, card) {
   };
   const filters = () =>
     Object.fromEntries(Object.entries(asked).map(([name, input]) => [name, input.value]));
-  // A filter that was set while this script was loaded applies.
-  const early = visible() && ["q", "level"].some((name) => asked[name].value);
-  for (const name of ["q", "level"]) asked[name].value ||= url.get(name) ?? "";
-  if (early && line === null) url.set({ q: asked.q.value, level: asked.level.value });
+  // A filter that was set or cleared while this script was loaded applies.
+  const edited = ["q", "level"].filter((name) => isEdited(asked[name]));
+  for (const name of ["q", "level"])
+    if (!edited.includes(name)) asked[name].value = url.get(name) ?? "";
+  if (edited.length && visible() && line === null)
+    url.set({ q: asked.q.value, level: asked.level.value });
 
   /** The downloads have the filters of the list. */
   function files() {

@@ -1,21 +1,24 @@
-// The grid of panels of a board: size, order by pin, full screen, add and remove. Kept in the
-// address: ?panels=loss.l,norm.m,-cosine,m:grad_norm.s!&full=loss. A size is s, m or l, "!" is
-// pinned, "-" removed, and "m:" a metric that the user added.
+// The grid of panels of a board: size, order, pin, full screen, add and remove. In the address:
+// ?panels=loss.l,norm.m,-cosine,m:grad_norm.s!&full=loss. A size is s, m or l, "!" is pinned, "-"
+// removed, and "m:" a metric that the user added. Listed are the panels that differ from the usual
+// ones, in their order; runs/queries/panel_layout.py checks what is saved as a view.
 
 import { $, $$, h, icon, press, setText, url } from "../lib/dom.js";
 import { getJSON } from "../lib/live.js";
+import { viewMenu } from "./views.js";
 
 const SIZES = ["s", "m", "l"];
 const NAMES = { s: "small", m: "medium", l: "large" };
 const SPAN = { s: 2, m: 3, l: 6 }; // of six columns
 const METRIC = /^[A-Za-z0-9_.-]{1,100}$/;
 const MOST = 24; // added metrics
+const LISTED = 36;
 
 /** The panels of the address, as Map id -> {size, pinned, removed}. */
 export function parse(text) {
   const panels = new Map();
-  for (const entry of (text ?? "").split(",").slice(0, 2 * MOST)) {
-    const match = /^(-?)((?:m:)?[A-Za-z0-9_-]{1,100})(?:\.([sml])(!?))?$/.exec(entry);
+  for (const entry of (text ?? "").split(",").slice(0, LISTED)) {
+    const match = /^(-?)((?:m:)?[A-Za-z0-9_.-]{1,100}?)(?:\.([sml])(!?))?$/.exec(entry);
     if (!match) continue;
     const [, removed, id, size = null, pinned = ""] = match;
     panels.set(id, { size, pinned: Boolean(pinned), removed: Boolean(removed) });
@@ -28,15 +31,21 @@ export function format(panels) {
     removed ? `-${id}` : `${id}.${size}${pinned ? "!" : ""}`).join(",");
 }
 
+/** All ids of `usual`, of which the `wanted` ones come in their own order. */
+export function arranged(usual, wanted) {
+  const next = wanted.filter((id) => usual.includes(id));
+  const listed = new Set(next);
+  return usual.map((id) => (listed.has(id) ? next.shift() : id));
+}
+
 /** Manage the panels in `place`. `add(card)` and `drop(card)` connect a card with its board,
  * `changed()` draws again after a new layout. */
 export function panelGrid(place, page, { add, drop, changed }) {
   const template = $("[data-panel-template]", place);
   const dialog = $("[data-panel-dialog]");
-  const standard = $$("[data-plot]", place).map((card) => [
-    card.dataset.plot,
-    card.dataset.size || "m",
-  ]);
+  const sizes = new Map(
+    $$("[data-plot]", place).map((card) => [card.dataset.plot, card.dataset.size || "m"]),
+  ); // of the standard panels
   const removed = new Map(); // id -> its card, of standard panels
   let state = new Map();
   let before = null; // what had the focus before full screen
@@ -45,29 +54,29 @@ export function panelGrid(place, page, { add, drop, changed }) {
   const cardOf = (id) => cards().find((card) => card.dataset.plot === id);
   const title = (card) => $("h2", card).textContent;
 
-  function save(options) {
-    const plain = new Map(standard.map(([id, size]) => [id, `${id}.${size}`]));
-    const entries = [...state].filter(
-      ([id, one]) => format(new Map([[id, one]])) !== plain.get(id),
-    );
-    url.set({ panels: format(new Map(entries)) }, options);
+  const isAdded = (id) => id.startsWith("m:");
+  const usualOrder = (ids) => [...sizes.keys(), ...ids.filter(isAdded)];
+
+  function save() {
+    const ids = [...state.keys()];
+    const usual = usualOrder(ids);
+    const isUsual = (id, i) =>
+      usual[i] === id && format(new Map([[id, state.get(id)]])) === `${id}.${sizes.get(id)}`;
+    const listed = ids.filter((id, i) => !isUsual(id, i));
+    url.set({ panels: format(new Map(listed.map((id) => [id, state.get(id)]))) });
   }
 
   function read() {
     const wanted = parse(url.get("panels"));
-    const next = new Map();
-    for (const [id, size] of standard) {
-      const own = wanted.get(id);
-      next.set(id, {
-        size: own?.size ?? size,
-        pinned: own?.pinned ?? false,
-        removed: own?.removed ?? false,
-      });
-    }
-    for (const [id, one] of wanted) {
-      if (id.startsWith("m:") && !one.removed) next.set(id, { ...one, size: one.size ?? "m" });
-    }
-    state = next;
+    const ids = [...wanted.keys()].filter((id) => sizes.has(id) || !wanted.get(id).removed);
+    const panel = ({ size, pinned = false, removed = false } = {}, id) => ({
+      size: size ?? sizes.get(id) ?? "m",
+      pinned,
+      removed,
+    });
+    state = new Map(
+      arranged(usualOrder(ids), ids).map((id) => [id, panel(wanted.get(id), id)]),
+    );
     for (const card of cards()) if (!state.has(card.dataset.plot)) take(card);
     for (const [id, one] of state) {
       if (one.removed) {
@@ -81,7 +90,7 @@ export function panelGrid(place, page, { add, drop, changed }) {
 
   function take(card) {
     const id = card.dataset.plot;
-    if (!id.startsWith("m:")) removed.set(id, card);
+    if (!isAdded(id)) removed.set(id, card);
     else drop(card);
     card.remove();
   }
@@ -135,6 +144,23 @@ export function panelGrid(place, page, { add, drop, changed }) {
     read();
   }
 
+  /** Exchange a panel with the one before or after it. */
+  function move(id, by) {
+    const shown = cards().map((card) => card.dataset.plot);
+    const other = shown[shown.indexOf(id) + by];
+    if (other && state.get(other).pinned === state.get(id).pinned) {
+      const ids = [...state.keys()].filter((one) => one !== id);
+      ids.splice(ids.indexOf(other) + (by > 0 ? 1 : 0), 0, id);
+      state = new Map(ids.map((one) => [one, state.get(one)]));
+      save();
+      read();
+    }
+    const card = cardOf(id);
+    $(by > 0 ? "[data-after]" : "[data-before]", card).focus({ preventScroll: true });
+    const rank = cards().indexOf(card) + 1;
+    setText($("[data-announce]", card), `${title(card)}: ${rank} of ${cards().length}`);
+  }
+
   function fill(id) {
     for (const card of cards()) {
       const full = card.dataset.plot === id;
@@ -177,6 +203,8 @@ export function panelGrid(place, page, { add, drop, changed }) {
       h(
         "span.panel-tools",
         { role: "group", "aria-label": `Panel ${name}` },
+        button("left", `Move ${name} earlier`, "before", () => move(id, -1)),
+        button("right", `Move ${name} later`, "after", () => move(id, 1)),
         button("size", `Resize ${name}`, "resize", next),
         button("pin", `Pin ${name} to the top`, "pin", () => {
           update(id, { pinned: !state.get(id).pinned });
@@ -186,7 +214,7 @@ export function panelGrid(place, page, { add, drop, changed }) {
           setFull(card, !card.hasAttribute("data-full")),
         ),
         button("close", `Remove ${name}`, "remove", () => {
-          if (id.startsWith("m:")) state.delete(id);
+          if (isAdded(id)) state.delete(id);
           else state.set(id, { ...state.get(id), removed: true });
           save();
           read();
@@ -238,7 +266,7 @@ export function panelGrid(place, page, { add, drop, changed }) {
   }
 
   function choose(id) {
-    if (state.size > standard.length + MOST) return;
+    if (state.size > sizes.size + MOST) return;
     state.set(id, { size: state.get(id)?.size ?? "m", pinned: false, removed: false });
     dialog.close();
     save();
@@ -256,6 +284,7 @@ export function panelGrid(place, page, { add, drop, changed }) {
     event.preventDefault();
     setFull(full, false);
   }, { capture: true });
+  viewMenu(place);
   read();
   return { read };
 }

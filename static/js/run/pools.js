@@ -46,7 +46,7 @@ export function poolTable(context) {
     const blocked = pools.filter(
       ({ breaker }) => breaker.last_error && breaker.state !== "failing",
     );
-    banners(trouble, ended ? [] : blocked);
+    banners(trouble, ended ? [] : blocked, page.dataset.backends);
     const add = $("[data-pool-add]");
     if (add) add.hidden = ended || store.run.state === "stopping";
   };
@@ -126,12 +126,16 @@ function options(filter, pools, chosen) {
   filter.parentElement.hidden = pools.length < 2;
 }
 
-function banners(place, pools) {
-  const details = () => h("a.more", { href: "?tab=replicas" }, "Details");
+function banners(place, pools, backends) {
+  const links = () =>
+    h("span.more", {}, h("a", { href: "?tab=replicas" }, "Details"), " ",
+      h("a", { href: backends, dataset: { accounts: "" } }, "Backends"));
   keyed(place, pools, (pool) => pool.id,
-    () => h("div.banner", { role: "status" }, icon("degraded"), h("span.break"), details()),
+    () => h("div.banner", { role: "status" }, icon("degraded"), h("span.break"), links()),
     (banner, pool) => {
-      banner.dataset.tone = pool.breaker.state === "action_required" ? "failed" : "warning";
+      const isBlocked = pool.breaker.state === "action_required";
+      banner.dataset.tone = isBlocked ? "failed" : "warning";
+      $("[data-accounts]", banner).hidden = !isBlocked;
       const what = WHAT[pool.breaker.state] ?? "fails to launch";
       setText(banner.children[1], `${pool.name} ${what}: ${pool.breaker.last_error}`);
     });

@@ -8,8 +8,9 @@ import pytest
 from django.test import Client
 
 from dashboard.api import api
-from runs.actions import boards, saved_views
-from runs.models import Board, SavedView, Sweep
+from runs.actions import boards, run_views, saved_views
+from runs.models import Board, RunView, SavedView, Sweep
+from runs.queries.panel_layout import PanelLayout
 from tests.browser import seed, seed_evaluations
 from tests.dashboard.page_harness import KINDS, client_for
 
@@ -78,6 +79,9 @@ CALLS = {
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("delete", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
+    ("get", "/run-views"): (UNKNOWN, OK, OK, OK, OK),
+    ("post", "/run-views"): (UNKNOWN, MADE, MADE, MADE, MADE),
+    ("delete", "/run-views/{run_view}"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/runs/groups?by=tag"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/runs/complete?q=own"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/boards"): (UNKNOWN, OK, OK, OK, OK),
@@ -146,6 +150,7 @@ SENT: dict[str, Any] = {
     f"{RUN}/describe": {"notes": "looked at"},
     f"{RUN}/delete": {"name": "Local demo"},
     "/views": {"name": "mine", "query": "state:failed", "columns": ["name", "loss"]},
+    "/run-views": {"name": "mine", "panels": "loss.l,-cosine"},
     "/boards": {"name": "mine", "query": "state:failed"},
     "/boards/{board}": {"name": "shared", "query": "loss<8", "shared": True},
     "/sweeps": SWEEP,
@@ -186,6 +191,7 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}")
+            .replace("{run_view}", "{view_id}")
             .replace("{board}", "{board_id}")
             .replace("{sweep}", "{sweep_id}"),
         )
@@ -202,6 +208,9 @@ def path_of(path: str, run: Any) -> str:
     view = SavedView.objects.filter(name="shared").first()
     if "{view}" in path and view is None:
         view = saved_views.save(run.owner, name="shared", shared=True)
+    run_view = RunView.objects.filter(name="shared").first()
+    if "{run_view}" in path and run_view is None:
+        run_view = run_views.save(run.owner, PanelLayout(), name="shared", shared=True)
     board = Board.objects.filter(name="shared").first()
     if "{board}" in path and board is None:
         board = boards.save(run.owner, name="shared", query="loss<9", shared=True)
@@ -216,6 +225,7 @@ def path_of(path: str, run: Any) -> str:
         pool=run.pools.get().pk,
         alert=alert.pk,
         view=view.pk if view else 0,
+        run_view=run_view.pk if run_view else 0,
         board=board.pk if board else 0,
         evaluation=evaluation_of(run) if "/evalua" in path else 0,
     )

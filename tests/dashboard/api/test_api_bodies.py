@@ -17,6 +17,7 @@ from dashboard.api.site import api
 
 FOR_READERS = {
     *("/planner", "/views", "/views/{int:view_id}", "/boards", "/boards/{int:board_id}"),
+    *("/run-views", "/run-views/{int:view_id}"),
     *("/alerts/read", "/tokens", "/tokens/{int:token_id}"),
 }
 """Operations that viewers can call with a body; their bodies are small JSON."""

@@ -14,7 +14,6 @@ from django.test import Client
 from archipelago.fleet_rows import SpendGroup
 from runs.actions import lifecycle, retained_spend
 from runs.actions.deletion import delete_run
-from runs.exceptions import ActionRefused
 from runs.models import RetainedSpend, Run, Sweep, TagPeriod
 from runs.queries import spend
 from runs.queries.budgets import Spending, spending_since
@@ -191,14 +190,17 @@ def test_changed_notes_start_no_period(run: Run) -> None:
     assert not TagPeriod.objects.exists()
 
 
-def test_the_changes_of_tags_are_limited(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained_spend, "MOST_TAG_CHANGES", 2)
-    for tag in "ab":
-        lifecycle.describe(run, notes="", tags=[tag], actor=run.owner)
-    with pytest.raises(ActionRefused, match="at most 2 changes of the tags"):
-        lifecycle.describe(run, notes="", tags=["c"], actor=run.owner)
-    run.refresh_from_db()
-    assert run.tags == ["b"]
+def test_many_changes_of_tags_join_the_shortest_period(
+    run: Run, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retained_spend, "MOST_TAG_PERIODS", 2)
+    for hours, tags in ((9, ["long"]), (4, ["short"]), (3, ["middle"]), (0, ["last"])):
+        retained_spend.end_tags(run, now=now - hours * HOUR)
+        Run.objects.filter(pk=run.pk).update(tags=tags)
+        run.refresh_from_db()
+    stored = TagPeriod.objects.values_list("tags", "until")
+    assert list(stored) == [(["paper"], now - 9 * HOUR), (["long"], now - 4 * HOUR)]
+    assert run.tags == ["last"]
 
 
 def test_traffic_of_a_deleted_run_is_kept_without_a_job(run: Run, now: datetime) -> None:

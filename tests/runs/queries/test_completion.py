@@ -49,7 +49,7 @@ def user(db: None) -> Any:
     olga = seed.user("olga", "operator")
     seed.run(olga, name="First", replicas=1, committed=0)
     seed.run(olga, name="Second run", replicas=1, committed=0)
-    Run.objects.filter(name="First").update(tags=["paper", "a b"])
+    Run.objects.filter(name="First").update(tags=["paper", "a b", '1"'])
     Run.objects.filter(name="Second run").update(tags=["paper"])
     return olga
 
@@ -62,7 +62,8 @@ COMPLETIONS: dict[str, list[str]] = {
     "state:ru": ["state:running "],
     "state:failed,canc": ["state:failed,cancelled "],
     "state:runing": ["state:running "],
-    "tag:": ["tag:paper ", 'tag:"a b" '],
+    "tag:": ["tag:paper ", 'tag:"a b" ', 'tag:"1""" '],
+    'tag:"1""': ['tag:"1""" '],
     'tag:"a': ['tag:"a b" ', "tag:paper "],
     "is:mi": ["is:mine "],
     "owner:OL": ["owner:olga "],

@@ -29,6 +29,8 @@ from tests.browser import seed
         ("sweep", "", ":", ("sweep",)),
         ("a-b", "", ":", ("a-b",)),
         ("tag:x/y", "tag", ":", ("x/y",)),
+        ('tag:"1"" disk",b', "tag", ":", ('1" disk', "b")),
+        ('"the ""best"""', "", ":", ('the "best"',)),
     ],
 )
 def test_valid_terms(text: str, field: str, op: str, values: tuple[str, ...]) -> None:
@@ -36,6 +38,13 @@ def test_valid_terms(text: str, field: str, op: str, values: tuple[str, ...]) ->
     assert (term.field, term.op, term.values, term.negated) == (field, op, values, False)
     (term,) = parse("-" + text)
     assert (term.field, term.negated) == (field, True)
+
+
+@pytest.mark.parametrize("value", ['1"', '"', '""', 'a "b", c', "a b", "a,b", "plain"])
+def test_a_quoted_value_is_parsed_to_itself(value: str) -> None:
+    (term,) = parse(f"tag:{search.quoted(value)}")
+    assert term.values == (value,)
+    assert parse(search.toggled((), "tag", value)) == (term,)
 
 
 def test_numbers_and_times() -> None:

@@ -1,0 +1,56 @@
+"""The menu of saved views, on the runs list and on the run page (``partials/views.html``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.http import HttpRequest
+from django.urls import reverse
+
+from dashboard.list_address import ListAddress
+from runs import permissions
+from runs.actions import run_views, saved_views
+from runs.actions.shared_rows import Shared
+from runs.models import Run
+from runs.queries.panel_layout import PanelLayout
+
+
+def list_view_menu(request: HttpRequest, address: ListAddress) -> dict[str, Any]:
+    """Context of the menu on the runs list; the view that is displayed is marked."""
+    views = list(saved_views.views_for(request.user))
+    rows = []
+    for view, can_delete in _deletable(request.user, views):
+        view_address = ListAddress.of_view(view)
+        row = _row(request.user, view, can_delete)
+        row |= {"href": f"{reverse('runs')}{view_address}", "shown": view_address == address}
+        rows.append(row | {"action": reverse("view", args=[view.pk])})
+    return {"views": rows, "save_view": reverse("view-save")}
+
+
+def run_view_menu(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """Context of the menu on the run page; its script marks the view that is displayed."""
+    views = list(run_views.views_for(request.user))
+    rows = [
+        _row(request.user, view, can_delete)
+        | {
+            "href": str(PanelLayout.of_view(view)),
+            "action": reverse("run-view", args=[run.pk, view.pk]),
+        }
+        for view, can_delete in _deletable(request.user, views)
+    ]
+    return {"views": rows, "save_view": reverse("run-view-save", args=[run.pk])}
+
+
+def _deletable(
+    user: AbstractBaseUser | AnonymousUser, views: Sequence[Any]
+) -> list[tuple[Any, bool]]:
+    """Views, and whether the user can delete each."""
+    others = any(view.owner_id != user.pk for view in views)
+    is_admin = others and permissions.has_role(user, "admin")
+    return [(view, view.owner_id == user.pk or is_admin) for view in views]
+
+
+def _row(user: AbstractBaseUser | AnonymousUser, view: Shared, can_delete: bool) -> dict[str, Any]:
+    return {"view": view, "mine": view.owner_id == user.pk, "can_delete": can_delete}

@@ -1,0 +1,51 @@
+"""Saved views of the run page: save and replace.
+
+Their names, owners and sharing are those of :mod:`runs.actions.shared_rows`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import QuerySet
+
+from archipelago import rows
+from runs.actions import shared_rows
+from runs.json_values import row_of
+from runs.models import RunView
+from runs.queries.panel_layout import PanelLayout
+
+
+def views_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[RunView]:
+    """A user's own views and the shared ones, by name."""
+    return shared_rows.visible(RunView.objects.all(), user)
+
+
+def view_to_delete(user: User, view_id: int) -> RunView | None:
+    """The view if ``user`` can see it; an administrator also sees private views of others."""
+    return shared_rows.to_delete(RunView.objects.all(), user).filter(pk=view_id).first()
+
+
+def save(owner: User, layout: PanelLayout, *, name: str, shared: bool = False) -> RunView:
+    """Save a new view. Raises :class:`~runs.exceptions.ActionRefused`."""
+    shared_rows.check_number(RunView, owner)
+    view = RunView(owner=owner, **asdict(layout))
+    shared_rows.set_name(view, name)
+    shared_rows.set_shared(view, shared)
+    return shared_rows.store(view)
+
+
+def replace(view: RunView, layout: PanelLayout) -> RunView:
+    """Replace the content of a view."""
+    for name, value in asdict(layout).items():
+        setattr(view, name, value)
+    return shared_rows.store(view)
+
+
+def row(view: RunView, *, user: User) -> dict[str, Any]:
+    """The view as the API returns it."""
+    layout = asdict(PanelLayout.of_view(view))
+    owner = view.owner.get_username()
+    return row_of(rows.RunView, view, owner=owner, mine=view.owner_id == user.pk, **layout)
