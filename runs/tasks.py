@@ -261,7 +261,7 @@ def evaluate_budgets() -> None:
 def reap() -> None:
     with lease("reap") as held:
         if held:
-            import_run.remove_abandoned(timezone.now())
-            orphan_reaper.reap()
             for run_id in selectors.runs_to_delete().values_list("pk", flat=True):
                 enqueue("delete_run", str(run_id))
+            orphan_reaper.reap()
+            import_run.remove_abandoned(timezone.now())
