@@ -224,7 +224,8 @@ def mirrors_due() -> None:
 def mirror_run(mirror_id: str) -> None:
     """Deliver new metrics of one run to one tracker. Two at a time, so that trackers that hang
     leave workers for launches."""
-    with lease(f"mirror:{mirror_id}") as held, shared_breakers.slot("trackers") as free:
+    free_slot = shared_breakers.slot("trackers", longest_s=MIRROR_S)
+    with lease(f"mirror:{mirror_id}") as held, free_slot as free:
         if held and free:
             mirror.mirror(mirror_id)
 
@@ -237,12 +238,19 @@ def evaluations_due() -> None:
 # Acknowledged early: a step whose worker was killed is due again after the claim of the step.
 @shared_task(acks_late=False, soft_time_limit=EVALUATION_S - 60, time_limit=EVALUATION_S)
 def advance_evaluation(evaluation_id: int) -> None:
-    """Make the next step of an evaluation, one at a time for each run."""
-    run_id = schedule.run_of(evaluation_id)
-    if run_id is not None:
-        with about(run=run_id), lease(f"evaluate:{run_id}") as held:
-            if held:
-                advance.advance(evaluation_id)
+    """Make the next step of an evaluation, one at a time for each run. Two at a time for each
+    account and each bucket, so that those that hang leave workers for launches."""
+    places = schedule.places_of(evaluation_id)
+    if places is None:
+        return
+    with (
+        about(run=places.run),
+        lease(f"evaluate:{places.run}") as held,
+        shared_breakers.slot(places.account, longest_s=EVALUATION_S) as free,
+        shared_breakers.slot(f"{places.store}:evaluate", longest_s=EVALUATION_S) as is_free,
+    ):
+        if held and free and is_free:
+            advance.advance(evaluation_id)
 
 
 @shared_task
