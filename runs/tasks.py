@@ -103,7 +103,7 @@ def ingest_run(run_id: str) -> None:
             complete = live_stream.mark_pending(name) or live_stream.resync(run_id)
             if ingest_pass.ingest_run(run_id) and complete:
                 live_stream.mark_published(name)
-            _report_store(place, ingest_pass.has_store_failed(run_id))
+            _report_place(place, ingest_pass.has_store_failed(run_id))
 
 
 @shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
@@ -115,10 +115,10 @@ def write_bucket(run_id: str) -> None:
             return
         with shared_breakers.slot(f"{place}:write") as free:
             if free and not shared_breakers.is_open(place):
-                _report_store(place, bucket_writes.write_run(run_id))
+                _report_place(place, bucket_writes.write_run(run_id))
 
 
-def _report_store(place: str, failure: str) -> None:
+def _report_place(place: str, failure: str) -> None:
     if failure:
         shared_breakers.failed(place, failure)
     else:
@@ -209,9 +209,17 @@ def webhooks_due() -> None:
     webhooks.call_for_due()
 
 
-@shared_task
+@shared_task(soft_time_limit=webhooks.ATTEMPT_S, time_limit=webhooks.ATTEMPT_S + 10)
 def deliver_webhook(delivery_id: str) -> None:
-    webhooks.deliver(delivery_id)
+    """Make one attempt of a delivery, unless its receiver did not answer a moment ago. Two at a
+    time, so that receivers that hang leave workers for launches."""
+    place = webhooks.place_of(delivery_id)
+    if place is None:
+        return
+    with shared_breakers.slot(place) as free, shared_breakers.slot("webhooks") as is_free:
+        response = webhooks.deliver(delivery_id) if free and is_free else None
+    if response is not None:
+        _report_place(place, "" if response.status is not None else response.text)
 
 
 @shared_task
