@@ -130,8 +130,7 @@ def _check_start(
     otherwise it would hold the other evaluations of the run. That counts as a failed attempt."""
     if status is None or status.state == JobState.RUNNING:
         return
-    if status.state == JobState.UNKNOWN:
-        raise RetryLater(status.message or "the backend does not report the state of the job")
+    _check_known(status)
     cause = status.pending or PendingCause.STARTING
     limit_s = retry_policy.pending_limit_s(cause, timeout_s=settings.PENDING_TIMEOUT_S)
     if limit_s is None:
@@ -147,8 +146,18 @@ def _check_start(
     raise NotStarted(f"{cause}: {status.message}".rstrip())
 
 
+def _check_known(status: ReplicaStatus) -> None:
+    """Raise :class:`RetryLater` for a job whose state is unknown, so that it is given up in the
+    end."""
+    if status.state == JobState.UNKNOWN:
+        raise RetryLater(status.message or "the backend does not report the state of the job")
+
+
 def _begin(row: Evaluation, now: datetime) -> timedelta:
     """Launch the first or next attempt, unless the bucket has the result already."""
+    if not row.plan.enabled:  # it was queued while the plan was removed
+        _end(row, State.CANCELLED, "its evaluation was removed")
+        return EVERY
     store = store_for(row.run)
     with contextlib.suppress(BadRecord):  # the job replaces it
         if (result := read_result(row, store)) is not None:
@@ -236,6 +245,7 @@ def _cancel(row: Evaluation, attempt: EvaluationAttempt | None, now: datetime) -
         status = jobs.poll(attempt)
         if status is not None and status.state != JobState.ENDED:
             jobs.cancel(attempt)
+            _check_known(status)
             return
         if status is not None:
             jobs.close(attempt, status)

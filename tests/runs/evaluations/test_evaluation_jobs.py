@@ -24,6 +24,7 @@ from runs.actions import deletion, evaluations
 from runs.evaluations import advance, jobs, schedule
 from runs.exceptions import ActionRefused, LaunchLater
 from runs.models import Evaluation, EvaluationAttempt, Run
+from runs.queries.evaluations import plan_named
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs.evaluations.evaluation_harness import Evaluations, Killed
@@ -417,7 +418,7 @@ def test_a_job_that_does_not_start_does_not_hold_the_others(harness: Evaluations
     harness.tick()
     row.refresh_from_db()
     assert row.state == "failed"
-    assert row.message == "not started after 313 s (image): Back-off pulling image"
+    assert row.message == "not started after 316 s (image): Back-off pulling image"
     harness.tick()
     assert harness.states() == {5: "failed", 10: "running"}
 
@@ -439,16 +440,22 @@ def test_a_job_in_the_queue_of_a_cluster_waits(harness: Evaluations) -> None:
     assert (row.state, row.message, row.retrying_since) == ("running", "", None)
 
 
-def test_a_job_whose_state_stays_unknown_does_not_hold_the_others(harness: Evaluations) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_job_whose_state_stays_unknown_does_not_hold_the_others(
+    harness: Evaluations, cancelled: bool
+) -> None:
     harness.plan()
     harness.checkpoint(5)
     harness.tick()
+    if cancelled:
+        evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
     harness.executor.jobs[harness.key()] = ReplicaStatus(
         state=JobState.UNKNOWN, message="the node is gone"
     )
     harness.tick()
     row = Evaluation.objects.get(run=harness.run)
-    assert (row.state, row.message) == ("running", "the node is gone")
+    assert row.state == ("cancelling" if cancelled else "running")
+    assert row.message == "the node is gone"
     for _ in range(2):
         harness.clock.pass_s(advance.GIVE_UP.total_seconds())
         harness.tick()
@@ -472,4 +479,22 @@ def test_a_plan_is_not_removed_while_an_evaluation_begins(
     monkeypatch.setattr(Run.objects, "select_for_update", begins)
     with pytest.raises(ActionRefused, match="cancel the running evaluation of val first"):
         evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
-    assert EvaluationAttempt.objects.count() == harness.executor.launches == 1
+    assert harness.executor.launches == 1
+    assert plan_named(harness.run, "val") is not None
+
+
+def test_an_evaluation_that_was_queued_during_the_removal_of_its_plan_has_no_job(
+    harness: Evaluations,
+) -> None:
+    plan = harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
+    harness.checkpoint(10)
+    schedule.queue_new(plan, timezone.now())  # read before it was removed
+    harness.tick()
+    assert harness.states() == {5: "succeeded", 10: "cancelled"}
+    assert harness.executor.launches == 1
