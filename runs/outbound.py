@@ -116,6 +116,10 @@ def check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"expected http:// or https:// and a host, found {url[:80]!r}")
+    # Parsers disagree about these: for some, the host of http://x\@1.1.1.1 is x.
+    if "\\" in url or not url.isprintable() or " " in url:
+        raise ValueError(f"expected an address without backslashes and spaces, found {url[:80]!r}")
+    _ = parts.port  # a ValueError above 65535
     try:
         addresses_of(parts.hostname)
     except AddressRefused as error:

@@ -103,7 +103,7 @@ def ingest_run(run_id: str) -> None:
             complete = live_stream.mark_pending(name) or live_stream.resync(run_id)
             if ingest_pass.ingest_run(run_id) and complete:
                 live_stream.mark_published(name)
-            _report_store(place, ingest_pass.has_store_failed(run_id))
+            _report_place(place, ingest_pass.has_store_failed(run_id))
 
 
 @shared_task(acks_late=False, soft_time_limit=INGEST_SOFT_S, time_limit=INGEST_S)
@@ -115,10 +115,10 @@ def write_bucket(run_id: str) -> None:
             return
         with shared_breakers.slot(f"{place}:write") as free:
             if free and not shared_breakers.is_open(place):
-                _report_store(place, bucket_writes.write_run(run_id))
+                _report_place(place, bucket_writes.write_run(run_id))
 
 
-def _report_store(place: str, failure: str) -> None:
+def _report_place(place: str, failure: str) -> None:
     if failure:
         shared_breakers.failed(place, failure)
     else:
@@ -209,9 +209,17 @@ def webhooks_due() -> None:
     webhooks.call_for_due()
 
 
-@shared_task
+@shared_task(soft_time_limit=webhooks.ATTEMPT_S, time_limit=webhooks.ATTEMPT_S + 10)
 def deliver_webhook(delivery_id: str) -> None:
-    webhooks.deliver(delivery_id)
+    """Make one attempt of a delivery, unless its receiver did not answer a moment ago. Two at a
+    time, so that receivers that hang leave workers for launches."""
+    place = webhooks.place_of(delivery_id)
+    if place is None:
+        return
+    with shared_breakers.slot(place) as free, shared_breakers.slot("webhooks") as is_free:
+        response = webhooks.deliver(delivery_id) if free and is_free else None
+    if response is not None:
+        _report_place(place, "" if response.status is not None else response.text)
 
 
 @shared_task
@@ -224,7 +232,8 @@ def mirrors_due() -> None:
 def mirror_run(mirror_id: str) -> None:
     """Deliver new metrics of one run to one tracker. Two at a time, so that trackers that hang
     leave workers for launches."""
-    with lease(f"mirror:{mirror_id}") as held, shared_breakers.slot("trackers") as free:
+    free_slot = shared_breakers.slot("trackers", longest_s=MIRROR_S)
+    with lease(f"mirror:{mirror_id}") as held, free_slot as free:
         if held and free:
             mirror.mirror(mirror_id)
 
@@ -237,12 +246,19 @@ def evaluations_due() -> None:
 # Acknowledged early: a step whose worker was killed is due again after the claim of the step.
 @shared_task(acks_late=False, soft_time_limit=EVALUATION_S - 60, time_limit=EVALUATION_S)
 def advance_evaluation(evaluation_id: int) -> None:
-    """Make the next step of an evaluation, one at a time for each run."""
-    run_id = schedule.run_of(evaluation_id)
-    if run_id is not None:
-        with about(run=run_id), lease(f"evaluate:{run_id}") as held:
-            if held:
-                advance.advance(evaluation_id)
+    """Make the next step of an evaluation, one at a time for each run. Two at a time for each
+    account and each bucket, so that those that hang leave workers for launches."""
+    places = schedule.places_of(evaluation_id)
+    if places is None:
+        return
+    with (
+        about(run=places.run),
+        lease(f"evaluate:{places.run}") as held,
+        shared_breakers.slot(places.account, longest_s=EVALUATION_S) as free,
+        shared_breakers.slot(f"{places.store}:evaluate", longest_s=EVALUATION_S) as is_free,
+    ):
+        if held and free and is_free:
+            advance.advance(evaluation_id)
 
 
 @shared_task
@@ -261,7 +277,7 @@ def evaluate_budgets() -> None:
 def reap() -> None:
     with lease("reap") as held:
         if held:
-            import_run.remove_abandoned(timezone.now())
-            orphan_reaper.reap()
             for run_id in selectors.runs_to_delete().values_list("pk", flat=True):
                 enqueue("delete_run", str(run_id))
+            orphan_reaper.reap()
+            import_run.remove_abandoned(timezone.now())

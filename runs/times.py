@@ -1,4 +1,4 @@
-"""Compare stored times with the wall clock, also after the clock was set back.
+"""Times from outside, and stored times compared with the wall clock, also after it was set back.
 
 Stored times outlive processes, so they are wall-clock times. If the clock is set back by an hour, a
 time stored just before is an hour in the future, and a plain comparison would wait for that hour.
@@ -11,6 +11,21 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import Q
+
+LATEST_WALL_S = 4_102_444_800.0
+"""2100-01-01 in seconds since 1970. Times before 1970 or after this are invalid."""
+
+
+def is_wall_time(value: float) -> bool:
+    """Whether a column can hold this time in seconds since 1970; False for NaN."""
+    return 0 <= value <= LATEST_WALL_S
+
+
+def from_wall(value: float | None) -> datetime | None:
+    """The time that a backend or a replica reports; None for one that no job can have."""
+    if value is None or not is_wall_time(value):
+        return None
+    return datetime.fromtimestamp(value, tz=UTC)
 
 
 def in_utc(at: datetime) -> datetime:

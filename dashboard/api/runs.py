@@ -118,13 +118,17 @@ def submit_run(
     require = partial(preflight.require, over_budget=document.over_budget)
     run = create.create_run(draft, owner=user, submit_key=key, preflight=require)
     if field := create.differing_field(run, draft):
-        message = (
-            f"expected the document of the earlier request with this Idempotency-Key (run "
-            f"{run.pk}), found another {field}. Use a new key"
-        )
-        raise Invalid([at("submit_key", message)])
+        raise Invalid([at("submit_key", other_document(f"run {run.pk}", field))])
     response["Location"] = reverse("api:get_run", args=[run.pk])
     return Status(200 if again else 201, _detail(request, run))
+
+
+def other_document(known: str, field: str) -> str:
+    """The message about a key that was sent with another document."""
+    return (
+        f"expected the document of the earlier request with this Idempotency-Key ({known}), found "
+        f"another {field}. Use a new key"
+    )
 
 
 @router.post(

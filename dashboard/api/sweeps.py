@@ -16,8 +16,8 @@ from archipelago import sweep_rows as shared
 from dashboard.access import or_404
 from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.document import RunDocument, Text, Usd, draft_of
-from dashboard.api.problems import FieldProblem, at
-from dashboard.api.runs import IdempotencyKey
+from dashboard.api.problems import FieldProblem, Invalid, at
+from dashboard.api.runs import IdempotencyKey, other_document
 from dashboard.api.types import NO_NUL, Body, responses
 from runs import permissions
 from runs.actions import sweeps as actions
@@ -80,21 +80,31 @@ class Stopped(BaseModel):
 
 
 @router.post(
-    "/sweeps", auth=OPERATORS, response=responses(shared.RankedSweep, status=201, but=(404,))
+    "/sweeps",
+    auth=OPERATORS,
+    response=responses(shared.RankedSweep, status=201, but=(404,)) | {200: shared.RankedSweep},
 )
 def create_sweep(
     request: HttpRequest, document: SweepDocument, idempotency_key: IdempotencyKey = None
 ) -> Any:
-    """Create a run for each combination of the values: all of them, or none."""
+    """Create a run for each combination of the values: all of them, or none.
+
+    The same document with the same ``Idempotency-Key`` returns the first sweep with status 200;
+    another document with that key is rejected.
+    """
     user = submitter(request)
+    key = idempotency_key or secrets.token_urlsafe(24)
+    again, draft = sweeps.is_submitted(key), _draft(document)
     sweep = sweeps.create_sweep(
-        _draft(document),
+        draft,
         owner=user,
-        submit_key=idempotency_key or secrets.token_urlsafe(24),
+        submit_key=key,
         over_budget=document.over_budget,
         preflight=preflight.check_runs,
     )
-    return Status(201, queries.ranked(_sweep(request, sweep.pk), user))
+    if field := sweeps.differing_field(sweep, draft):
+        raise Invalid([at("submit_key", other_document(f"sweep {sweep.pk}", field))])
+    return Status(200 if again else 201, queries.ranked(_sweep(request, sweep.pk), user))
 
 
 @router.post("/sweeps/plan", auth=OPERATORS, response=responses(SweepPlan, but=(404, 409)))

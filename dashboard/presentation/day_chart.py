@@ -10,6 +10,8 @@ from typing import Any
 
 from dashboard.presentation import formats
 
+LEAST_USD = 1e-9
+"""Without a day of that amount there is no chart. The smallest floats cannot be divided."""
 COLOURS = 8
 """Colours of groups; others share the last one."""
 HEIGHT = 100.0
@@ -48,13 +50,13 @@ class DayChart:
 def day_chart(
     days: Sequence[Mapping[str, Any]], names: Sequence[str], labels: Mapping[str, str]
 ) -> DayChart | None:
-    """The chart of rows with ``day`` and ``backends``; None if no day has an amount.
+    """The chart of rows with ``day`` and ``backends``; None if no day has cost something.
 
     ``names`` are the groups in their order, which decides their colours.
     """
     sums = [sum(day["backends"].values()) for day in days]
     largest = max(sums, default=0.0)
-    if not 0 < largest < math.inf:
+    if not LEAST_USD <= largest < math.inf:
         return None
     ticks = axis(largest)
     scale = HEIGHT / ticks[0]

@@ -39,6 +39,12 @@ def read_shards(store: Store) -> ShardIndex:
     Raises :class:`SettingsError` on ``data``."""
     try:
         index = read_index(store)
+        if not (index.train and index.held_out):
+            counts = f"{len(index.train)} and {len(index.held_out)}"
+            raise BadIndex(
+                f"expected a shard for training and one held out, found {counts}. Tokenize again "
+                "with another --held-out"
+            )
         for shard in (index.train[0], index.held_out[0]):
             if not store.get_range(shard.name, 0, 1):
                 raise BadIndex(f"shard {shard.name}: expected tokens, found an empty object")

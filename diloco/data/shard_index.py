@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diloco.protocol.parsing import parse_json
 from diloco.store.base import MissingKey, ObjectTooLarge, Store
 
 INDEX = "index.json"
@@ -29,6 +30,8 @@ VERSION = 1
 KIND = "token-shards"
 INDEX_BYTES = 1 << 26
 """Largest index: 64 MiB, about 700,000 shards."""
+CONTAINERS = 10_000
+"""Objects and lists of an index, brackets in its texts included: it has eleven."""
 SHARD_BYTES = 1 << 28
 """Largest shard: 256 MiB. The reader holds several in memory."""
 SHARDS = 1_000_000
@@ -118,8 +121,8 @@ class ShardIndex:
     def from_bytes(cls, data: bytes) -> ShardIndex:
         """Parse an index. Raises :class:`BadIndex`."""
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            body = parse_json(data, containers=CONTAINERS)
+        except ValueError as error:
             raise BadIndex(f"{INDEX}: expected JSON, found {error}") from None
         if not isinstance(body, dict) or body.get("kind") != KIND:
             raise BadIndex(

@@ -109,9 +109,12 @@ def started_after_s(pid: int, handle: Mapping[str, Any]) -> float:
 
 
 def deployment_of(folder: Path) -> str | None:
-    """The deployment of a job."""
-    job = _read(folder / "job.json")
-    return None if job is None else str(job["labels"][DEPLOYMENT_LABEL])
+    """The deployment of a job; None if its file is missing or damaged."""
+    try:
+        job = _read(folder / "job.json")
+        return None if job is None else str(job["labels"][DEPLOYMENT_LABEL])
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def status(folder: Path) -> ReplicaStatus:
@@ -124,6 +127,8 @@ def status(folder: Path) -> ReplicaStatus:
         end = _read(folder / "exit.json")
     except OSError as error:
         return ReplicaStatus(state=JobState.UNKNOWN, message=f"{folder}: {error.strerror}")
+    except ValueError as error:
+        return ReplicaStatus(state=JobState.UNKNOWN, message=f"{folder}: damaged files: {error}")
     started_wall_s = handle["started_wall_s"] if handle else None
     if end is not None:
         return _ended(end, folder, started_wall_s)

@@ -62,12 +62,13 @@ def remove_plan(run: Run, name: str, *, actor: User) -> bool:
     A plan whose jobs cost something is only hidden: the run, its budgets and the spending of its
     owner have these costs. Raises :class:`ActionRefused` while an evaluation of the plan has a job.
     """
-    plan = EvaluationPlan.objects.filter(run=run, name=name, enabled=True).first()
-    if plan is None:
-        return False
-    if plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
-        raise ActionRefused(f"cancel the running evaluation of {plan} first")
     with transaction.atomic():
+        Run.objects.select_for_update().get(pk=run.pk)  # no evaluation gets a job meanwhile
+        plan = EvaluationPlan.objects.filter(run=run, name=name, enabled=True).first()
+        if plan is None:
+            return False
+        if plan.evaluations.filter(state__in=Evaluation.WITH_JOB).exists():
+            raise ActionRefused(f"cancel the running evaluation of {plan} first")
         if EvaluationAttempt.objects.filter(evaluation__plan=plan).exists():
             queued = plan.evaluations.filter(state=State.QUEUED)
             queued.update(state=State.CANCELLED, ended_at=timezone.now())

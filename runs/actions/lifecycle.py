@@ -80,6 +80,8 @@ def resume(run: Run, *, actor: User) -> bool:
         raise ActionRefused(reason)
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
+        if locked.delete_requested_at is not None:  # requested since ``run`` was read
+            raise ActionRefused(why_not_resumed(locked))
         since = locked.ended_at or locked.state_since
         if not _requeue(run, since=since, reason=f"resumed by {actor}", actor=actor):
             return False

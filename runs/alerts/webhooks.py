@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db.models import F
 from django.utils import timezone
 
@@ -44,6 +45,9 @@ TEST = "test"
 PREFIX = "whsec_"
 SHORTEST_KEY, LONGEST_KEY = 24, 64
 TIMEOUT_S = 10.0
+ATTEMPT_S = 20
+"""Time limit of the task of an attempt: a receiver that sends a byte now and then never exceeds
+:data:`TIMEOUT_S`. Below :data:`CLAIM`, after which another worker sends it again."""
 CLAIM = timedelta(seconds=60)
 """Time that a worker has to send a claimed delivery."""
 WAITS = tuple(timedelta(seconds=s) for s in (10, 60, 300, 1800, 7200, 21_600, 43_200))
@@ -198,16 +202,25 @@ def call_for_due() -> None:
         enqueue("deliver_webhook", str(pk))
 
 
-def deliver(delivery_id: str) -> None:
-    """Make one attempt, if the delivery is due and no other worker has claimed it."""
+def place_of(delivery_id: str) -> str | None:
+    """The receiver of a delivery, as a place of :mod:`runs.backends.shared_breakers`; None if the
+    delivery was deleted."""
+    ids = WebhookDelivery.objects.filter(pk=delivery_id).values_list("webhook", flat=True)
+    return next((f"webhook:{pk}" for pk in ids), None)
+
+
+def deliver(delivery_id: str) -> Response | None:
+    """Make one attempt, if the delivery is due and no other worker has claimed it, and return its
+    result; None if nothing was sent."""
     now = timezone.now()
     claimed = WebhookDelivery.objects.filter(
         due("next_at", WAITS[-1], now), pk=delivery_id, state=State.WAITING
     ).update(next_at=now + CLAIM, attempts=F("attempts") + 1, tried_at=now)
     if not claimed:
-        return
+        return None
     delivery = WebhookDelivery.objects.select_related("webhook").get(pk=delivery_id)
-    response = _send(delivery, now)
+    request = _request(delivery, now)
+    response = request if isinstance(request, Response) else _send(request)
     finished = response.is_success or delivery.attempts > len(WAITS) or not delivery.webhook.enabled
     failed = State.FAILED if finished else State.WAITING
     WebhookDelivery.objects.filter(pk=delivery_id, attempts=delivery.attempts).update(
@@ -216,9 +229,11 @@ def deliver(delivery_id: str) -> None:
         state=State.DELIVERED if response.is_success else failed,
         next_at=now if finished else now + WAITS[delivery.attempts - 1],
     )
+    return None if response is request else response
 
 
-def _send(delivery: WebhookDelivery, now: datetime) -> Response:
+def _request(delivery: WebhookDelivery, now: datetime) -> urllib.request.Request | Response:
+    """The signed request; the result without one if it cannot be made."""
     hook, body = delivery.webhook, delivery.body.encode()
     if not hook.enabled:
         return Response(status=None, text="the webhook is switched off")
@@ -227,7 +242,7 @@ def _send(delivery: WebhookDelivery, now: datetime) -> Response:
     except AccountError as error:
         return Response(status=None, text=str(error))
     id, timestamp = str(delivery.pk), int(now.timestamp())
-    request = urllib.request.Request(  # noqa: S310 -- the admin form accepts http and https only
+    return urllib.request.Request(  # noqa: S310 -- the admin form accepts http and https only
         hook.url,
         method="POST",
         data=body,
@@ -239,6 +254,9 @@ def _send(delivery: WebhookDelivery, now: datetime) -> Response:
             "webhook-signature": sign(secret, id=id, timestamp=timestamp, body=body),
         },
     )
+
+
+def _send(request: urllib.request.Request) -> Response:
     try:
         with open_url(request, timeout_s=TIMEOUT_S) as response:
             return Response(status=response.status, text=_text(response))
@@ -247,6 +265,8 @@ def _send(delivery: WebhookDelivery, now: datetime) -> Response:
             return Response(status=error.code, text=_text(error))
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         return Response(status=None, text=f"no answer: {getattr(error, 'reason', None) or error}")
+    except SoftTimeLimitExceeded:
+        return Response(status=None, text=f"no whole answer within {ATTEMPT_S} s")
 
 
 def _text(response: Any) -> str:

@@ -53,7 +53,12 @@ def lease(name: str, *, ttl_s: float = TTL_S) -> Iterator[bool]:
     finally:
         over.set()
         if held:
-            client.eval(_RELEASE, 1, key, token)
+            release(client, key, token)
+
+
+def release(client: Redis, key: str, value: str) -> None:
+    """Delete ``key`` if it still has this value: otherwise it expired, and another has it."""
+    client.eval(_RELEASE, 1, key, value)
 
 
 def take(client: Redis, key: str, value: str, ttl_s: float) -> bool:

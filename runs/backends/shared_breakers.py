@@ -26,8 +26,8 @@ from typing import Any
 import redis
 
 from runs import live_stream
-from runs.backends.redis_lock import take
-from runs.models import Credential, ReplicaPool, Run
+from runs.backends.redis_lock import release, take
+from runs.models import Credential, EvaluationPlan, ReplicaPool, Run
 
 OPEN_S = 5.0
 OPEN_CAP_S = 60.0
@@ -37,7 +37,7 @@ QUICK_S = 1.0
 """A process that has used a place for longer counts as slow."""
 RETRY_S = 0.02
 SLOT_S = 90.0
-"""Time after which the slot of a killed process is free again."""
+"""Time after which the slot of a killed process is free again: longer than most tasks."""
 KEPT_S = 3600
 
 
@@ -80,8 +80,8 @@ def prefix_place(run_id: str) -> str:
     return f"prefix:{run_id}"
 
 
-def account_place(pool: ReplicaPool) -> str:
-    """Place of a pool's backend account: backend and credential."""
+def account_place(pool: ReplicaPool | EvaluationPlan) -> str:
+    """Place of the backend account of a pool, or of the jobs of a plan: backend and credential."""
     return f"backend:{pool.backend}:{pool.credential_id or ''}"
 
 
@@ -124,8 +124,8 @@ def answered(place: str) -> None:
 
 
 @contextlib.contextmanager
-def slot(place: str) -> Iterator[bool]:
-    """Use a place; yields whether this process can use it now.
+def slot(place: str, *, longest_s: float = SLOT_S) -> Iterator[bool]:
+    """Use a place for at most ``longest_s``; yields whether this process can use it now.
 
     False if the breaker is open, if another process tries a half-open place, or if all slots are
     taken.
@@ -134,33 +134,37 @@ def slot(place: str) -> Iterator[bool]:
     if state.is_open(time.time()):
         yield False
         return
-    taken = _take(place, 1) if state.failures else _take_soon(place)
+    taken = _take(place, 1, longest_s) if state.failures else _take_soon(place, longest_s)
     try:
         yield taken is not None
     finally:
         if taken:
             with contextlib.suppress(redis.RedisError, OSError):
-                live_stream.client().delete(taken)
+                release(live_stream.client(), *taken)
 
 
-def _take_soon(place: str) -> str | None:
+_Taken = tuple[str, str] | tuple[()]
+"""Key and value of a slot; () without Redis."""
+
+
+def _take_soon(place: str, longest_s: float) -> _Taken | None:
     """Take a slot, waiting for processes that began a moment ago."""
-    while (taken := _take(place, SLOTS)) is None:
+    while (taken := _take(place, SLOTS, longest_s)) is None:
         if not any(0.0 <= time.time() - since < QUICK_S for since in _holders(place)):
             return None
         time.sleep(RETRY_S)
     return taken
 
 
-def _take(place: str, slots: int) -> str | None:
-    """Take a free slot: its key, '' without Redis, None if all are taken."""
+def _take(place: str, slots: int, longest_s: float) -> _Taken | None:
+    """Take a free slot; None if all are taken."""
     for number in range(slots):
-        key = _slot(place, number)
+        key, now = _slot(place, number), str(time.time())
         try:
-            if take(live_stream.client(), key, str(time.time()), SLOT_S):
-                return key
+            if take(live_stream.client(), key, now, longest_s):
+                return key, now
         except (redis.RedisError, OSError):
-            return ""
+            return ()
     return None
 
 

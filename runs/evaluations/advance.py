@@ -11,13 +11,23 @@ import contextlib
 import logging
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol.records import BadRecord
 from diloco.store.base import MissingKey, Store, StoreDenied, StoreError
-from executors.base import AccountError, Cause, ExecutorError, JobState, LaunchRefused
+from executors.base import (
+    AccountError,
+    Cause,
+    ExecutorError,
+    JobState,
+    LaunchRefused,
+    PendingCause,
+    ReplicaStatus,
+    RetryLater,
+)
 from runs.backends import budgets
 from runs.bulk import update_row
 from runs.evaluations import jobs
@@ -26,6 +36,7 @@ from runs.evaluations.schedule import LONGEST_WAIT
 from runs.ingest.objects import DigestMismatch, check_named
 from runs.ingest.stores import store_for
 from runs.models import Evaluation, EvaluationAttempt, Event
+from runs.reconcile import retry_policy
 from runs.times import due, has_passed
 from runs.transitions import clean_text, record_event
 
@@ -65,11 +76,23 @@ def advance(evaluation_id: int) -> None:
             _retry_later(row, error, now)  # the job goes on while its account needs an operator
         else:
             _fail(row, str(error))
+    except NotStarted as error:
+        update_row(
+            row,
+            Q(state__in=Evaluation.ACTIVE),
+            message=clean_text(str(error), 500),
+            next_at=now + EVERY,
+            retrying_since=row.retrying_since,
+        )
     except (ExecutorError, StoreError) as error:
         _retry_later(row, error, now)
+    except Exception as error:  # it would hold the other evaluations of the run, unseen
+        logger.exception("evaluation %s: the step failed", row.pk)
+        _retry_later(row, RuntimeError(f"{type(error).__name__}: {error}"), now)
     else:
+        is_over = row.retrying_since is not None and row.state == State.RUNNING
         Evaluation.objects.filter(pk=row.pk, state__in=Evaluation.ACTIVE).update(
-            next_at=now + again, retrying_since=None
+            next_at=now + again, retrying_since=None, **({"message": ""} if is_over else {})
         )
 
 
@@ -89,14 +112,52 @@ def _step(row: Evaluation, now: datetime) -> timedelta:
         if is_open:
             status = jobs.poll(attempt)
             if status is None or status.state != JobState.ENDED:
+                _check_start(row, attempt, status, now)
                 return EVERY
             jobs.close(attempt, status)
         _settle(row, attempt)
     return EVERY
 
 
+class NotStarted(Exception):
+    """The job waits for its start; the message begins with the cause."""
+
+
+def _check_start(
+    row: Evaluation, attempt: EvaluationAttempt, status: ReplicaStatus | None, now: datetime
+) -> None:
+    """Raise :class:`NotStarted` for a job that waits, and end it after the limit of the cause;
+    otherwise it would hold the other evaluations of the run. That counts as a failed attempt."""
+    if status is None or status.state == JobState.RUNNING:
+        return
+    _check_known(status)
+    cause = status.pending or PendingCause.STARTING
+    limit_s = retry_policy.pending_limit_s(cause, timeout_s=settings.PENDING_TIMEOUT_S)
+    if limit_s is None:
+        return
+    if not row.message.startswith(f"{cause}:"):
+        row.retrying_since = now
+    since = row.retrying_since or now
+    if has_passed(since, timedelta(seconds=limit_s), now):
+        reason = f"not started after {(now - since).total_seconds():.0f} s ({cause})"
+        message = clean_text(f"{reason}: {status.message}", 500)
+        update_row(attempt, cause=retry_policy.NOT_STARTED, message=message)
+        jobs.cancel(attempt)
+    raise NotStarted(f"{cause}: {status.message}".rstrip())
+
+
+def _check_known(status: ReplicaStatus) -> None:
+    """Raise :class:`RetryLater` for a job whose state is unknown, so that it is given up in the
+    end."""
+    if status.state == JobState.UNKNOWN:
+        raise RetryLater(status.message or "the backend does not report the state of the job")
+
+
 def _begin(row: Evaluation, now: datetime) -> timedelta:
     """Launch the first or next attempt, unless the bucket has the result already."""
+    if not row.plan.enabled:  # it was queued while the plan was removed
+        _end(row, State.CANCELLED, "its evaluation was removed")
+        return EVERY
     store = store_for(row.run)
     with contextlib.suppress(BadRecord):  # the job replaces it
         if (result := read_result(row, store)) is not None:
@@ -173,6 +234,8 @@ def _last_error(attempt: EvaluationAttempt) -> str:
     ended = ", ".join(part for part in (attempt.cause, code, attempt.message) if part)
     if attempt.cause == Cause.DEADLINE:
         return f"not finished within {attempt.evaluation.plan.timeout_s} s"
+    if attempt.cause == retry_policy.NOT_STARTED:
+        return attempt.message
     return errors[-1] if errors else f"the job wrote no result ({ended or 'ended'})"
 
 
@@ -182,6 +245,7 @@ def _cancel(row: Evaluation, attempt: EvaluationAttempt | None, now: datetime) -
         status = jobs.poll(attempt)
         if status is not None and status.state != JobState.ENDED:
             jobs.cancel(attempt)
+            _check_known(status)
             return
         if status is not None:
             jobs.close(attempt, status)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
 
 from django.db import transaction
 from django.db.models import Max, Q
@@ -35,6 +34,8 @@ from runs.evaluations.results import spec_of
 from runs.local_access import refused_local
 from runs.models import Evaluation, EvaluationAttempt, Run
 from runs.reconcile.billing import cost_usd, update_total
+from runs.reconcile.retry_policy import NOT_STARTED
+from runs.times import from_wall
 from runs.transitions import clean_text
 
 ENTRYPOINT = "diloco.evaluate"
@@ -139,14 +140,13 @@ def poll(attempt: EvaluationAttempt) -> ReplicaStatus | None:
     [status] = executor.poll([_handle(attempt)])
     now = timezone.now()
     started = attempt.started_at
-    if status.started_wall_s is not None:
-        started = datetime.fromtimestamp(status.started_wall_s, tz=UTC)
+    if (reported := from_wall(status.started_wall_s)) is not None:
+        started = reported
     elif status.state == JobState.RUNNING and started is None:
         started = attempt.launched_at or now
     ended = attempt.ended_at
     if status.state == JobState.ENDED and ended is None:
-        at_s = status.ended_wall_s
-        ended = now if at_s is None else datetime.fromtimestamp(at_s, tz=UTC)
+        ended = from_wall(status.ended_wall_s) or now
     cost = cost_usd(
         price_usd_h=attempt.price_usd_h,
         launched_at=None,
@@ -167,16 +167,13 @@ def close(attempt: EvaluationAttempt, status: ReplicaStatus) -> None:
     plan = attempt.evaluation.plan
     tail = read_job_log(_handle(attempt), plan.backend, plan.credential, lines=LOG_LINES)
     log = "\n".join(tail.lines) or (f"(no log: {tail.unknown})" if tail.unknown else "")
-    ended_at = timezone.now()
-    if status.ended_wall_s is not None:
-        ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
+    reason = {"cause": str(status.cause or ""), "message": clean_text(status.message, 500)}
     update_row(
         attempt,
-        ended_at=ended_at,
-        cause=str(status.cause or ""),
+        ended_at=from_wall(status.ended_wall_s) or timezone.now(),
         exit_code=status.exit_code,
-        message=clean_text(status.message, 500),
         log=clean_text(log[-LOG_CHARS:], LOG_CHARS),
+        **({} if attempt.cause == NOT_STARTED else reason),  # our own reason is more precise
     )
 
 

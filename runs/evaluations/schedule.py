@@ -6,12 +6,14 @@ is repeated or killed queues nothing twice."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Count, F, Q
 from django.utils import timezone
 
+from runs.backends import shared_breakers
 from runs.models import Evaluation, EvaluationPlan
 from runs.submit.clone_and_fork import KEPT
 from runs.task_queue import enqueue
@@ -69,7 +71,22 @@ def wanted_rounds(written: Iterable[tuple[int, bool]], *, every: int) -> list[in
     return sorted(wanted | {number for number, final in rows if final and number > 0})
 
 
-def run_of(evaluation_id: int) -> str | None:
-    """The id of the run of an evaluation; None if it was deleted."""
-    run_id = Evaluation.objects.filter(pk=evaluation_id).values_list("run_id", flat=True).first()
-    return None if run_id is None else str(run_id)
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """What a step of an evaluation uses: its run, the account of its jobs and the run's store."""
+
+    run: str
+    account: str
+    store: str
+
+
+def places_of(evaluation_id: int) -> Places | None:
+    """The places of an evaluation; None if it was deleted."""
+    row = Evaluation.objects.select_related("run", "plan").filter(pk=evaluation_id).first()
+    if row is None:
+        return None
+    return Places(
+        run=str(row.run_id),
+        account=shared_breakers.account_place(row.plan),
+        store=shared_breakers.store_place(row.run),
+    )

@@ -31,6 +31,7 @@ from diloco.protocol.telemetry import (
 from diloco.store.base import MissingKey, NotAnObject, Store
 from runs.metrics.blocks import BLOCK_STEPS, MAX_KEY
 from runs.models import Run
+from runs.times import is_wall_time
 
 INT_LIMIT = 2**53
 """Larger integers are not exact in a browser, and no training reaches them."""
@@ -40,8 +41,6 @@ VALUE_LIMIT = 1e100
 SECONDS_LIMIT = 1e9
 """Of one phase: about thirty years."""
 TOTAL_SECONDS_LIMIT = 1e15
-LATEST_WALL_S = 4_102_444_800.0
-"""2100-01-01 in seconds since 1970. Times before 1970 or after this are invalid."""
 
 MAX_BLOCKS = 2 + 2 * MAX_STEPS // BLOCK_STEPS
 """Step blocks that one segment can touch. A replica's steps are consecutive except when it catches
@@ -75,10 +74,6 @@ def count(value: int, name: str, *, limit: int = INT_LIMIT) -> int:
 def add(total: int, more: Iterable[int]) -> int:
     """A sum of counts, capped at :data:`INT_LIMIT`."""
     return min(total + sum(more), INT_LIMIT)
-
-
-def is_wall_time(value: float) -> bool:
-    return 0 <= value <= LATEST_WALL_S
 
 
 @dataclass(frozen=True, kw_only=True)

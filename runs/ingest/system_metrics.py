@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from diloco.protocol.telemetry import RoundReport, Segment
-from runs.ingest.limits import MAX_BLOCKS, finite, is_wall_time
+from runs.ingest.limits import MAX_BLOCKS, finite
 from runs.metrics.blocks import BLOCK_STEPS, Points, concatenate
 from runs.metrics.system_series import SYSTEM_SERIES
+from runs.times import is_wall_time
 
 SHORTEST_S = 1e-6
 """Transfers reported as shorter than this have no rate."""

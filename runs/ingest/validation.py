@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from django.db.models import F
 
@@ -22,8 +22,9 @@ from diloco.protocol.records import (
     Record,
 )
 from diloco.protocol.telemetry import PHASES, STARTUP_PHASES
-from runs.ingest.limits import SECONDS_LIMIT, SMALL_LIMIT, count, is_wall_time
+from runs.ingest.limits import SECONDS_LIMIT, SMALL_LIMIT, count
 from runs.models import Event, Replica, Run
+from runs.times import from_wall
 from runs.transitions import record_event
 
 REFUSAL_EVENTS = 20
@@ -60,7 +61,7 @@ def refuse(
 
 def wall(value: float, now: datetime) -> datetime:
     """A display time; ``now`` if the writer's time is implausible."""
-    return datetime.fromtimestamp(value, tz=UTC) if is_wall_time(value) else now
+    return from_wall(value) or now
 
 
 def seconds(phases: Mapping[str, float]) -> dict[str, float]:

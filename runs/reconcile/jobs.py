@@ -6,7 +6,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.db.models import Q
@@ -29,7 +29,7 @@ from runs.reconcile import billing, pending
 from runs.reconcile.decisions import Job
 from runs.reconcile.retry_policy import NOT_STARTED
 from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
-from runs.times import has_passed
+from runs.times import from_wall, has_passed
 from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
@@ -187,9 +187,7 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
     if status.state == JobState.RUNNING:
         mark_started(attempt)
     if status.state == JobState.ENDED:
-        ended_at = now
-        if status.ended_wall_s is not None:
-            ended_at = datetime.fromtimestamp(status.ended_wall_s, tz=UTC)
+        ended_at = from_wall(status.ended_wall_s) or now
         not_started = attempt.cause == NOT_STARTED  # our own cause is more precise
         ReplicaAttempt.objects.filter(pk=attempt.pk, ended_at=None).update(
             ended_at=ended_at,
@@ -212,12 +210,12 @@ def _record(attempt: ReplicaAttempt, status: ReplicaStatus, now: datetime) -> Jo
 def _save_times(attempt: ReplicaAttempt, status: ReplicaStatus) -> None:
     """Store the start and the deadline as the backend reports them."""
     fields = {
-        name: datetime.fromtimestamp(wall_s, tz=UTC)
+        name: at
         for name, wall_s in (
             ("started_at", status.started_wall_s),
             ("deadline_at", status.deadline_wall_s),
         )
-        if wall_s is not None
+        if (at := from_wall(wall_s)) is not None
     }
     changed = {name: at for name, at in fields.items() if getattr(attempt, name) != at}
     if changed:

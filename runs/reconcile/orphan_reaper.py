@@ -74,21 +74,30 @@ def reap() -> int:
     checked: set[str] = set()  # two credentials can belong to one account
     for backend, credential in accounts(now):
         try:
-            executor = executor_of(backend, credential)
-            handles = [h for h in executor.live() if h.to_json() not in checked]
-            checked |= {handle.to_json() for handle in handles}
-            suspects = orphans(handles, duplicates=not executor.capabilities.unique_names)
-            store_orphans(backend, credential, suspects, now)
-            due = [job for job in suspects if _seen_before(backend, job.handle)]
-            if settings.REAPER_POLICY == "cancel":
-                executor.cancel([job.handle for job in due])
-                ended += len(due)
+            ended += _reap_account(backend, credential, checked, now)
         except ExecutorError as error:
             logger.warning("%s: the jobs could not be listed: %s", backend, error)
-            continue
-        for job in due:
-            _report(backend, job)
+        except Exception:  # the other accounts are checked nevertheless
+            logger.exception("%s: the jobs could not be checked", backend)
     return ended
+
+
+def _reap_account(
+    backend: str, credential: Credential | None, checked: set[str], now: datetime
+) -> int:
+    """Check one account, except the jobs of ``checked``, to which its jobs are added."""
+    executor = executor_of(backend, credential)
+    handles = [h for h in executor.live() if h.to_json() not in checked]
+    checked |= {handle.to_json() for handle in handles}
+    suspects = orphans(handles, duplicates=not executor.capabilities.unique_names)
+    store_orphans(backend, credential, suspects, now)
+    due = [job for job in suspects if _seen_before(backend, job.handle)]
+    is_ended = settings.REAPER_POLICY == "cancel"
+    if is_ended:
+        executor.cancel([job.handle for job in due])
+    for job in due:
+        _report(backend, job)
+    return len(due) if is_ended else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +199,7 @@ def orphans(handles: Iterable[ReplicaHandle], *, duplicates: bool) -> list[Unwan
         elif (
             duplicates
             and attempt.handle is not None
-            and dict(attempt.handle["data"]) != dict(handle.data)
+            and dict(attempt.handle.get("data", {})) != dict(handle.data)
         ):
             jobs.append(
                 UnwantedJob(handle=handle, why="its attempt has another job", attempt=attempt)

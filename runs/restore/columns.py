@@ -13,8 +13,8 @@ from django.db import models
 from diloco.protocol.parsing import abridged
 from runs.exceptions import ActionRefused
 from runs.ingest.journal import STORED_AS
-from runs.ingest.limits import is_wall_time
 from runs.models import Run
+from runs.times import is_wall_time
 
 _JSON: Mapping[str, tuple[type, ...]] = {
     "tags": (list,),

@@ -11,7 +11,7 @@ import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from django.contrib.auth.models import User
@@ -22,6 +22,7 @@ from executors.base import Problem
 from runs.exceptions import InvalidRun
 from runs.models import Sweep, money
 from runs.queries.comparison import MEASURES
+from runs.submit import create
 from runs.submit.create import (
     SUBMIT_KEY_LENGTH,
     CheckedDraft,
@@ -38,6 +39,7 @@ from runs.submit.throughput_history import rates_of_all
 
 METRICS = tuple(measure.name for measure in MEASURES if measure.better)
 DEFAULT_METRIC = "eval_loss"
+_LIMITS = ("metric", "parallel", "budget_usd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,27 @@ def submitted(submit_key: str, owner: User) -> Sweep | None:
     return sweep
 
 
+def is_submitted(submit_key: str) -> bool:
+    """Whether a sweep was created with this key."""
+    return Sweep.objects.filter(submit_key=submit_key).exists()
+
+
+def differing_field(row: Sweep, sweep: SweepDraft) -> str:
+    """The first field that differs between a sweep and a draft sent again; '' for none. Of the runs
+    the first that exists is compared."""
+    compared = {
+        "parameters": (row.parameters, _columns_of(sweep.parameters)),
+        **{name: (getattr(row, name), getattr(sweep, name)) for name in _LIMITS},
+    }
+    if found := next((name for name, (was, now) in compared.items() if was != now), ""):
+        return found
+    run = row.runs.order_by("sweep_index").first()
+    if run is None or run.sweep_index is None:
+        return ""
+    field = create.differing_field(run, sweep.drafts()[run.sweep_index])
+    return f"run.{field}" if field else ""
+
+
 def _store(
     sweep: SweepDraft, checked: Sequence[CheckedDraft], owner: User, submit_key: str
 ) -> Sweep:
@@ -189,7 +212,7 @@ def _store(
         id=uuid.uuid4(),
         name=sweep.draft.name.strip(),
         owner=owner,
-        parameters=[asdict(parameter) for parameter in sweep.parameters],
+        parameters=_columns_of(sweep.parameters),
         metric=sweep.metric,
         parallel=sweep.parallel,
         budget_usd=sweep.budget_usd,
@@ -202,6 +225,11 @@ def _store(
         place = SweepPlace(sweep=row, index=index, values=values, held=held)
         store_run(run, owner, _run_key(submit_key, index), place)
     return row
+
+
+def _columns_of(parameters: Sequence[Parameter]) -> list[dict[str, object]]:
+    """Parameters as the database returns them."""
+    return [{"field": each.field, "values": list(each.values)} for each in parameters]
 
 
 def _run_key(submit_key: str, index: int) -> str:

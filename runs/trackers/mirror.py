@@ -8,6 +8,7 @@ that two passes of one mirror do not both advance it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,6 +31,8 @@ from runs.task_queue import enqueue
 from runs.times import due
 from runs.trackers.points import next_batch
 from runs.transitions import clean_text, record_event
+
+logger = logging.getLogger(__name__)
 
 EVERY = timedelta(seconds=10)
 EVERY_SLOW = timedelta(seconds=30)
@@ -55,7 +58,9 @@ def call_for_due() -> None:
         state=RunMirror.State.ACTIVE, outcome_sent=False, next_at=timezone.now()
     )
     waiting = RunMirror.objects.filter(
-        due("next_at", LONGEST_WAIT, timezone.now()), state=RunMirror.State.ACTIVE
+        due("next_at", LONGEST_WAIT, timezone.now()),
+        state=RunMirror.State.ACTIVE,
+        tracker__enabled=True,
     )
     for pk in waiting.order_by("next_at").values_list("pk", flat=True)[:AT_ONCE]:
         enqueue("mirror_run", str(pk))
@@ -92,10 +97,13 @@ def folder() -> Path:
 
 
 def mirror(mirror_id: str, *, opener: Opener = open_stored) -> None:
-    """Make one pass, if it is due and no other worker has claimed it."""
+    """Make one pass, if it is due, its tracker is enabled and no other worker has claimed it."""
     now = timezone.now()
     claimed = RunMirror.objects.filter(
-        due("next_at", LONGEST_WAIT, now), pk=mirror_id, state=RunMirror.State.ACTIVE
+        due("next_at", LONGEST_WAIT, now),
+        pk=mirror_id,
+        state=RunMirror.State.ACTIVE,
+        tracker__enabled=True,
     ).update(next_at=now + CLAIM)
     if not claimed:
         return
@@ -105,6 +113,9 @@ def mirror(mirror_id: str, *, opener: Opener = open_stored) -> None:
         all_delivered = run_pass.deliver()
     except (TrackerError, AccountError) as error:
         _failed(row, clean_text(str(error), 500), now)
+    except Exception as error:  # also the time limit: the next pass would be as long
+        logger.exception("mirror %s of run %s: the pass failed", row.pk, row.run_id)
+        _failed(row, clean_text(f"{type(error).__name__}: {error}", 500), now)
     else:
         _succeeded(row, now, all_delivered=all_delivered)
 

@@ -180,3 +180,18 @@ def test_a_name_that_resolves_differently_later_is_connected_to_the_checked_addr
 def test_urls_of_other_schemes_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected http"):
         outbound.check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://8.8.8.8:99999/hook", "Port out of range"),
+        ("https://10.0.0.1\\@8.8.8.8/", "without backslashes"),
+        ("https://8.8.8.8\\.example/", "without backslashes"),
+        ("https://8.8.8.8/\thook", "without backslashes"),
+        ("https://8.8.8.8/a hook", "without backslashes"),
+    ],
+)
+def test_an_address_that_clients_read_differently_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        outbound.check_url(url)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco.protocol.payload_size import CODEC_SHAPES
-from runs.models import Run
+from runs.models import Run, Sweep
 
 pytestmark = pytest.mark.django_db
 DOCUMENT: dict[str, Any] = {
@@ -80,6 +80,24 @@ def test_an_idempotency_key_with_another_document_is_rejected(
     assert problem["field"] == "submit_key"
     assert f"another {next(iter(change))}" in problem["message"]
     assert Run.objects.count() == 1
+
+
+def test_an_idempotency_key_creates_one_sweep(owner: Any) -> None:
+    parameters = [{"field": "inner_lr", "values": [1e-3, 1e-4]}]
+    sweep = {"run": DOCUMENT, "parameters": parameters}
+    key = {"Idempotency-Key": "k"}
+    first, again = owner.post("/sweeps", sweep, **key), owner.post("/sweeps", sweep, **key)
+    assert (first.status_code, again.status_code) == (201, 200), first.content
+    assert first.json()["sweep"]["id"] == again.json()["sweep"]["id"]
+    for change, field in (
+        ({"parallel": 1}, "parallel"),
+        ({"parameters": [{"field": "inner_lr", "values": [1e-3, 1e-5]}]}, "parameters"),
+        ({"run": DOCUMENT | {"max_restarts": 9}}, "run.max_restarts"),
+    ):
+        other = owner.post("/sweeps", sweep | change, **key)
+        assert other.status_code == 422
+        assert f"another {field}. Use a new key" in other.json()["detail"]
+    assert (Sweep.objects.count(), Run.objects.count()) == (1, 2)
 
 
 @pytest.mark.parametrize(

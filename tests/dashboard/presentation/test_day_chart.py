@@ -31,6 +31,7 @@ def test_no_amount_has_no_chart() -> None:
     assert day_chart([], [], {}) is None
     assert day_chart(days({}, {"a": 0.0}), ["a"], {}) is None
     assert day_chart(days({"a": float("inf")}), ["a"], {}) is None
+    assert day_chart(days({"a": 1e-323}), ["a"], {}) is None  # as by a price of 1e-320 an hour
 
 
 @pytest.mark.parametrize("largest", [1e-9, 0.004, 0.3, 1, 7, 9.99, 10, 113.4, 99_999.0, 1e12])

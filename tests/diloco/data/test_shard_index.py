@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco.data.shard_check import ShardNeeds, open_index
+from diloco.data.shard_check import ShardNeeds, open_index, read_shards
 from diloco.data.shard_index import (
     INDEX,
     BadIndex,
@@ -94,6 +94,21 @@ def test_a_changed_row_is_refused_by_name(
     store.put(INDEX, json.dumps(body).encode())
     with pytest.raises(BadIndex, match=message):
         read_index(store)
+
+
+def test_an_index_of_empty_lists_is_refused_before_it_takes_memory(store: LocalStore) -> None:
+    store.put(INDEX, b'{"kind": [' + b"[]," * 20_000 + b"[]]}")
+    with pytest.raises(BadIndex, match="expected at most 10000 objects and lists, found 20003"):
+        read_index(store)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_an_index_without_shards_is_refused_by_name(store: LocalStore, split: str) -> None:
+    body = json.loads(store.get(INDEX))
+    body[split] = {name: [] for name in body[split]}
+    store.put(INDEX, json.dumps(body).encode())
+    with pytest.raises(SettingsError, match="expected a shard for training and one held out"):
+        read_shards(store)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[" * 5000, b"\xff", b"null"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause, NoCapacity, PendingCause
+from executors.base import Cause, JobState, NoCapacity, PendingCause
+from executors.launching import DEPLOYMENT_LABEL
 from executors.local import shim
 from executors.local.executor import LocalProcessExecutor
 from tests.executors.harnesses import LIMIT_S, config, end_of, launch, wait_for
@@ -71,3 +74,21 @@ def test_a_job_keeps_no_reserve_after_its_end(executor: LocalProcessExecutor) ->
     end_of(executor, handle)
     folder = executor.root / handle.launch_key
     wait_for(lambda: not (folder / "reserve").exists(), "the reserve to be given back")
+
+
+def test_damaged_files_of_one_job_do_not_hide_the_others(tmp_path: Path) -> None:
+    executor = LocalProcessExecutor(config(tmp_path))
+    with contextlib.ExitStack() as locks:
+        for name, record in (("bad", b'{"labels": '), ("good", None)):
+            folder = executor.root / f"0123456789ab-{name}-1"
+            folder.mkdir(parents=True)
+            labels = {DEPLOYMENT_LABEL: executor.config.deployment}
+            (folder / "job.json").write_bytes(record or json.dumps({"labels": labels}).encode())
+            (folder / "handle.json").write_bytes(b"{")
+            lock = locks.enter_context((folder / "lock").open("ab"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        [handle] = executor.live()
+        assert handle.launch_key == "0123456789ab-good-1"
+        [status] = executor.poll([handle])
+    assert status.state is JobState.UNKNOWN
+    assert "damaged files" in status.message

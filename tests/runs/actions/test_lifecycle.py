@@ -281,6 +281,17 @@ def test_only_one_of_two_concurrent_resumes_takes_effect(harness: Any) -> None:
     assert harness.run.events.filter(to_state="queued", from_state="failed").count() == 1
 
 
+def test_a_run_whose_deletion_was_requested_meanwhile_is_not_resumed(harness: Any) -> None:
+    """It would be deleted when it ends."""
+    fail_all_replicas(harness)
+    other = Run.objects.get(pk=harness.run.pk)
+    lifecycle.delete(harness.run, actor=harness.run.owner, name=harness.run.name, objects=True)
+    with pytest.raises(ActionRefused, match="it is being deleted"):
+        lifecycle.resume(other, actor=harness.run.owner)
+    other.refresh_from_db()
+    assert other.state == "failed"
+
+
 # Saving and ending by force.
 
 

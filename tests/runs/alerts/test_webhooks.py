@@ -13,13 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
 from django.utils import timezone
 
+from runs import live_stream, tasks
 from runs.alerts import store as alerting
 from runs.alerts import webhooks
 from runs.alerts.rules import Finding, RuleResult
 from runs.alerts.webhooks import BadSecret
+from runs.backends import shared_breakers
 from runs.models import Webhook, WebhookDelivery
 from tests.browser import seed
 from tests.runs import run_harness as w
@@ -176,6 +179,61 @@ def test_an_unreachable_receiver_is_retried(run: Any, clock: w.Clock) -> None:
     delivery = WebhookDelivery.objects.get()
     assert (delivery.state, delivery.status) == ("waiting", None)
     assert delivery.message.startswith("no answer: ")
+
+
+def test_a_receiver_that_sends_a_byte_now_and_then_is_given_up(
+    run: Any, clock: w.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deliveries would occupy workers for ever, because no attempt would ever be counted."""
+    assert tasks.deliver_webhook.soft_time_limit < webhooks.CLAIM.total_seconds()
+
+    def slow(*_: Any, **__: Any) -> Any:
+        raise SoftTimeLimitExceeded(webhooks.ATTEMPT_S)
+
+    monkeypatch.setattr(webhooks, "open_url", slow)
+    hook("http://127.0.0.1:1/")
+    end(run)
+    webhooks.deliver(str(WebhookDelivery.objects.get().pk))
+    delivery = WebhookDelivery.objects.get()
+    assert (delivery.state, delivery.message) == ("waiting", "no whole answer within 20 s")
+    assert delivery.next_at == clock() + webhooks.WAITS[0]
+
+
+def test_receivers_that_hang_leave_workers_for_launches(
+    run: Any, valkey: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.REDIS_URL = valkey
+    live_stream.client().flushall()
+    seconds = [1000.0]
+    monkeypatch.setattr("runs.backends.shared_breakers.time.time", lambda: seconds[0])
+    for number in range(3):
+        hook("http://127.0.0.1:1/", name=f"hook {number}")
+    end(run)
+    begun: list[int] = []
+    working = [0]
+
+    def deliver_all() -> None:
+        for pk in WebhookDelivery.objects.values_list("pk", flat=True):
+            tasks.deliver_webhook(str(pk))
+
+    def hang(request: Any) -> webhooks.Response:
+        working[0] += 1
+        begun.append(working[0])
+        seconds[0] += shared_breakers.QUICK_S
+        deliver_all()  # other workers, meanwhile
+        working[0] -= 1
+        return webhooks.Response(status=None, text="no answer")
+
+    monkeypatch.setattr(webhooks, "_send", hang)
+    deliver_all()
+    assert (len(begun), max(begun)) == (3, 2)
+    end(run, kind="stalled")  # receivers that did not answer a moment ago are not asked
+    deliver_all()
+    assert len(begun) == 3
+    monkeypatch.setattr(webhooks, "_send", lambda *_: webhooks.Response(status=500, text=""))
+    seconds[0] += shared_breakers.OPEN_CAP_S
+    deliver_all()
+    assert set(WebhookDelivery.objects.filter(kind="stalled").values_list("status")) == {(500,)}
 
 
 def test_two_workers_send_once_and_the_claim_of_a_dead_one_expires(

@@ -7,12 +7,14 @@ import threading
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from diloco.store.base import LocalStore, StoreUnavailable
 from runs import live_stream, tasks
 from runs.backends import parallel_calls, shared_breakers
 from runs.exceptions import LaunchLater
 from runs.ingest import ingest_pass, stores
+from runs.models import Evaluation, EvaluationPlan, Run
 
 PLACE = "store:s3:bucket:"
 
@@ -74,6 +76,64 @@ def test_process_waits_for_a_quick_place(
         monkeypatch.setattr("runs.backends.shared_breakers.time.sleep", lambda s: stack.close())
         with shared_breakers.slot(PLACE) as free:
             assert free
+
+
+def test_a_slot_lasts_as_long_as_its_use(redis: Any) -> None:
+    key = shared_breakers._slot(PLACE, 0)
+    with shared_breakers.slot(PLACE, longest_s=300.0):
+        assert redis.pttl(key) > 1000 * shared_breakers.SLOT_S
+    assert not redis.exists(key)
+    with shared_breakers.slot(PLACE):
+        redis.set(key, "another process")  # took it after it had expired
+    assert redis.get(key) == b"another process"
+
+
+def test_mirrors_that_hang_leave_workers_for_launches(
+    redis: Any, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass can be longer than other uses of a place."""
+    begun: list[str] = []
+
+    def hang(mirror_id: str) -> None:
+        begun.append(mirror_id)
+        assert redis.pttl(shared_breakers._slot("trackers", 0)) > 1000 * (tasks.MIRROR_S - 60)
+        seconds[0] += shared_breakers.QUICK_S
+        if len(begun) < 3:
+            tasks.mirror_run(str(len(begun)))
+
+    monkeypatch.setattr(tasks.mirror, "mirror", hang)
+    tasks.mirror_run("0")
+    assert begun == ["0", "1"]
+
+
+@pytest.mark.parametrize("same", ["account", "bucket"])
+def test_evaluations_that_hang_leave_workers_for_launches(
+    redis: Any, seconds: list[float], make_run: Any, monkeypatch: pytest.MonkeyPatch, same: str
+) -> None:
+    now = timezone.now()
+    rows: list[Evaluation] = []
+    for number in range(4):
+        is_other = number == 3
+        run = make_run()
+        bucket = f"s3://{number if is_other or same == 'account' else 'one'}/{run.pk}"
+        Run.objects.filter(pk=run.pk).update(rendezvous=bucket)
+        backend = "local" if is_other else "modal" if same == "account" else f"b{number}"
+        plan = EvaluationPlan.objects.create(
+            run=run, name="val", spec={}, backend=backend, created_at=now
+        )
+        rows.append(plan.evaluations.create(run=run, round=1, created_at=now, next_at=now))
+    begun: list[int] = []
+
+    def hang(evaluation_id: int) -> None:
+        begun.append(evaluation_id)
+        seconds[0] += shared_breakers.QUICK_S
+        for row in rows:
+            if row.pk > max(begun):
+                tasks.advance_evaluation(row.pk)
+
+    monkeypatch.setattr(tasks.advance, "advance", hang)
+    tasks.advance_evaluation(rows[0].pk)
+    assert begun == [rows[0].pk, rows[1].pk, rows[3].pk]
 
 
 def test_clock_set_back_does_not_keep_a_place_open(redis: Any, seconds: list[float]) -> None:

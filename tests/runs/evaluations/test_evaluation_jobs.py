@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -10,11 +12,19 @@ from django.utils import timezone
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol import keys
 from diloco.store.base import Store, StoreUnavailable
-from executors.base import AccountError, Cause, LaunchRefused
+from executors.base import (
+    AccountError,
+    Cause,
+    JobState,
+    LaunchRefused,
+    PendingCause,
+    ReplicaStatus,
+)
 from runs.actions import deletion, evaluations
 from runs.evaluations import advance, jobs, schedule
-from runs.exceptions import LaunchLater
+from runs.exceptions import ActionRefused, LaunchLater
 from runs.models import Evaluation, EvaluationAttempt, Run
+from runs.queries.evaluations import plan_named
 from runs.reconcile.orphan_reaper import orphans
 from runs.states import RunState
 from tests.runs.evaluations.evaluation_harness import Evaluations, Killed
@@ -341,3 +351,150 @@ def test_deletion_of_a_run_waits_for_the_jobs(harness: Evaluations) -> None:
     harness.tick()
     deletion.delete_run(str(harness.run.pk))
     assert not Run.objects.filter(pk=harness.run.pk).exists()
+
+
+def test_an_unexpected_error_is_shown_and_given_up_in_the_end(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+
+    def broken(handles: Any) -> Any:
+        raise KeyError("a bug of the backend")
+
+    monkeypatch.setattr(harness.executor, "poll", broken)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message) == ("running", "KeyError: 'a bug of the backend'")
+    for _ in range(2):
+        harness.clock.pass_s(advance.GIVE_UP.total_seconds())
+        harness.tick()
+    assert harness.states() == {5: "failed"}
+
+
+@pytest.mark.parametrize("wall_s", [math.nan, math.inf, 1e20, -1.0])
+def test_times_that_no_job_can_have_are_ignored(harness: Evaluations, wall_s: float) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    running = ReplicaStatus(state=JobState.RUNNING, started_wall_s=wall_s)
+    harness.executor.jobs[harness.key()] = running
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.executor.jobs[harness.key()] = dataclasses.replace(
+        running, state=JobState.ENDED, cause=Cause.DONE, exit_code=0, ended_wall_s=wall_s
+    )
+    harness.tick()
+    assert harness.states() == {5: "succeeded"}
+    attempt = EvaluationAttempt.objects.get()
+    assert attempt.started_at is not None
+    assert attempt.ended_at is not None
+    assert attempt.started_at <= attempt.ended_at <= harness.clock()
+
+
+def pending(harness: Evaluations, cause: PendingCause) -> None:
+    harness.executor.jobs[harness.key()] = ReplicaStatus(
+        state=JobState.PENDING, pending=cause, message="Back-off pulling image"
+    )
+
+
+def test_a_job_that_does_not_start_does_not_hold_the_others(harness: Evaluations) -> None:
+    harness.plan(max_attempts=1)
+    harness.checkpoint(5)
+    harness.checkpoint(10)
+    harness.tick()
+    pending(harness, PendingCause.IMAGE)
+    harness.tick()
+    row = Evaluation.objects.get(round=5)
+    assert (row.state, row.message) == ("running", "image: Back-off pulling image")
+    harness.clock.pass_s(290)
+    harness.tick()
+    assert harness.executor.cancelled == []
+    harness.clock.pass_s(20)
+    harness.tick()
+    assert harness.executor.cancelled == [harness.key()]
+    harness.end(Cause.CANCELLED)
+    harness.tick()
+    row.refresh_from_db()
+    assert row.state == "failed"
+    assert row.message == "not started after 316 s (image): Back-off pulling image"
+    harness.tick()
+    assert harness.states() == {5: "failed", 10: "running"}
+
+
+def test_a_job_in_the_queue_of_a_cluster_waits(harness: Evaluations) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    pending(harness, PendingCause.QUEUED)
+    for _ in range(3):
+        harness.clock.pass_s(advance.GIVE_UP.total_seconds())
+        harness.tick()
+    pending(harness, PendingCause.STARTING)
+    harness.tick()
+    assert harness.executor.cancelled == []
+    harness.executor.jobs[harness.key()] = ReplicaStatus(state=JobState.RUNNING)
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert (row.state, row.message, row.retrying_since) == ("running", "", None)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_job_whose_state_stays_unknown_does_not_hold_the_others(
+    harness: Evaluations, cancelled: bool
+) -> None:
+    harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    if cancelled:
+        evaluations.cancel(harness.run, "val", 5, actor=harness.run.owner)
+    harness.executor.jobs[harness.key()] = ReplicaStatus(
+        state=JobState.UNKNOWN, message="the node is gone"
+    )
+    harness.tick()
+    row = Evaluation.objects.get(run=harness.run)
+    assert row.state == ("cancelling" if cancelled else "running")
+    assert row.message == "the node is gone"
+    for _ in range(2):
+        harness.clock.pass_s(advance.GIVE_UP.total_seconds())
+        harness.tick()
+    assert harness.states() == {5: "failed"}
+
+
+def test_a_plan_is_not_removed_while_an_evaluation_begins(
+    harness: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job would run, and its cost would be lost."""
+    harness.plan()
+    harness.checkpoint(5)
+    schedule.call_for_due()
+    locked = Run.objects.select_for_update
+
+    def begins() -> Any:
+        monkeypatch.setattr(Run.objects, "select_for_update", locked)
+        advance.advance(Evaluation.objects.get(round=5).pk)  # held the lock before
+        return locked()
+
+    monkeypatch.setattr(Run.objects, "select_for_update", begins)
+    with pytest.raises(ActionRefused, match="cancel the running evaluation of val first"):
+        evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
+    assert harness.executor.launches == 1
+    assert plan_named(harness.run, "val") is not None
+
+
+def test_an_evaluation_that_was_queued_during_the_removal_of_its_plan_has_no_job(
+    harness: Evaluations,
+) -> None:
+    plan = harness.plan()
+    harness.checkpoint(5)
+    harness.tick()
+    harness.write(5, 2.0)
+    harness.end()
+    harness.tick()
+    evaluations.remove_plan(harness.run, "val", actor=harness.run.owner)
+    harness.checkpoint(10)
+    schedule.queue_new(plan, timezone.now())  # read before it was removed
+    harness.tick()
+    assert harness.states() == {5: "succeeded", 10: "cancelled"}
+    assert harness.executor.launches == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -155,3 +156,48 @@ def test_the_number_of_stored_orphans_is_bounded(
         running(harness, f"0123456789ab-{n}-1")
     orphan_reaper.reap()
     assert OrphanJob.objects.count() == 3
+
+
+def test_a_broken_account_does_not_hold_the_others(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def executor(backend: str, credential: Any) -> Any:
+        if backend == "broken":
+            raise TypeError("a backend's own error")
+        return harness.executor
+
+    monkeypatch.setattr(orphan_reaper, "executor_of", executor)
+    monkeypatch.setattr(orphan_reaper, "accounts", lambda now: [("broken", None), ("local", None)])
+    running(harness, "0123456789ab-0-1")
+    orphan_reaper.reap()
+    assert orphan_reaper.reap() == 1
+
+
+def test_a_broken_account_does_not_hold_deletions(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runs import tasks
+
+    def broken(now: Any) -> Any:
+        raise RuntimeError("no accounts")
+
+    sent: list[Any] = []
+    monkeypatch.setattr(tasks, "lease", lambda name: contextlib.nullcontext(True))
+    monkeypatch.setattr(tasks, "enqueue", lambda *call: sent.append(call))
+    monkeypatch.setattr(orphan_reaper, "accounts", broken)
+    Run.objects.update(state="failed", delete_requested_at=harness.clock())
+    harness.clock.pass_s(600)
+    with pytest.raises(RuntimeError, match="no accounts"):
+        tasks.reap()
+    assert sent == [("delete_run", str(harness.run.pk))]
+
+
+def test_a_handle_without_data_is_no_duplicate(harness: Any) -> None:
+    """A journal can have such a handle."""
+    executor = harness.executor
+    executor.capabilities = dataclasses.replace(executor.capabilities, unique_names=False)
+    attempts = ReplicaAttempt.objects.filter(replica__number=0)
+    attempts.update(handle={"backend": "local", "launch_key": harness.key(0)})
+    executor.live = lambda: [ReplicaHandle(backend="local", launch_key=harness.key(0))]
+    orphan_reaper.reap()
+    assert orphan_reaper.reap() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from diloco.protocol import keys
 from diloco.store.base import LocalStore, StoreUnavailable
 from executors.base import Cause, JobState, ReplicaStatus
-from runs.models import Event
+from runs.actions import replicas_and_pools
+from runs.models import Event, ReplicaAttempt
 from runs.reconcile.decisions import SLOW_START_S
 from runs.reconcile.reconciler import LOST_TASK_AFTER, reconcile_run
 from runs.reconcile.retry_policy import BACKOFF_S
@@ -52,6 +55,27 @@ def test_a_tick_that_finds_nothing_new_changes_nothing(
         harness.tick()
     assert Event.objects.count() == events
     assert len(harness.deltas) == deltas
+
+
+@pytest.mark.parametrize("wall_s", [math.nan, 1e20, -1.0])
+def test_times_that_no_job_can_have_are_ignored(make_harness: MakeHarness, wall_s: float) -> None:
+    """A job whose times could not be stored would keep its run from ending."""
+    harness = make_harness()
+    harness.start()
+    running = ReplicaStatus(
+        state=JobState.RUNNING, started_wall_s=wall_s, deadline_wall_s=wall_s, ended_wall_s=wall_s
+    )
+    replicas_and_pools.request_stop(harness.run, actor=harness.run.owner)
+    for number in range(harness.run.replicas.count()):
+        harness.executor.jobs[harness.key(number)] = dataclasses.replace(
+            running, state=JobState.ENDED, cause=Cause.CANCELLED
+        )
+    harness.tick()
+    assert harness.tick().state == "cancelled"
+    assert harness.events("control") == []
+    ends = ReplicaAttempt.objects.values_list("ended_at", flat=True)
+    assert all(harness.run.created_at <= at <= harness.clock() for at in ends if at)
+    assert None not in ends
 
 
 def test_a_change_is_published_once_with_the_changed_fields(make_harness: MakeHarness) -> None:

@@ -19,7 +19,7 @@ from runs.states import RunState
 from runs.submit import create, preflight
 from runs.submit.run_draft import PlanDraft, RunDraft, local_demo
 from runs.submit.sweep_space import parameters_of
-from runs.submit.sweeps import SweepDraft, create_sweep, estimate_sweep
+from runs.submit.sweeps import SweepDraft, create_sweep, differing_field, estimate_sweep
 from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
@@ -87,6 +87,23 @@ def test_one_key_makes_one_sweep(operator_user: Any, outbox: list[Any]) -> None:
     assert (Sweep.objects.count(), Run.objects.count(), len(launched(outbox))) == (1, 3, 3)
     with pytest.raises(InvalidRun, match="another user"):
         create_sweep(sweep_of(), owner=w.person("otto", "operator"), submit_key="k")
+
+
+def test_a_sweep_that_differs_from_the_first_of_its_key(
+    operator_user: Any, outbox: list[Any]
+) -> None:
+    row = created(operator_user)
+    assert differing_field(row, sweep_of()) == ""
+    draft = local_demo()
+    other = parameters_of([("inner_lr", "1e-4, 3e-4")], draft)
+    assert differing_field(row, replace(sweep_of(), parameters=other)) == "parameters"
+    assert differing_field(row, sweep_of(budget_usd=5.0)) == "budget_usd"
+    assert differing_field(row, sweep_of(parallel=1)) == "parallel"
+    assert differing_field(row, sweep_of(replace(draft, max_restarts=9))) == "run.max_restarts"
+    row.runs.filter(sweep_index=0).delete()
+    assert differing_field(row, sweep_of()) == ""
+    row.runs.all().delete()
+    assert differing_field(row, sweep_of()) == ""
 
 
 def test_nothing_is_stored_if_one_run_cannot_be(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.utils import timezone
 
 from diloco.trackers.base import MirroredRun, Outcome, TrackerError, TrackerRow
@@ -396,3 +397,43 @@ def test_an_address_that_was_stored_unchecked_fails_its_mirrors_and_can_be_corre
         mirror.open_stored(row)
     saved(run.owner, row, "https://1.1.1.1", MLFLOW_TRACKING_TOKEN="new")
     assert row.server == "https://1.1.1.1"
+
+
+def test_an_unexpected_error_is_shown_and_retried_ever_later(
+    run: Run, row: RunMirror, clock: w.Clock
+) -> None:
+    """Also the time limit of the task: otherwise a tracker that sends a byte now and then has both
+    workers of mirrors for ever."""
+    grow(run, 1, steps=(0, 10))
+    calls = []
+
+    def slow(_: ExperimentTracker) -> Any:
+        calls.append(clock())
+        raise SoftTimeLimitExceeded(240)
+
+    waits = []
+    for _ in range(3):
+        clock.pass_s(3600)
+        mirror.mirror(str(row.pk), opener=slow)
+        row.refresh_from_db()
+        waits.append((row.next_at - clock()).total_seconds())
+    assert (len(calls), waits) == (3, [10, 20, 40])
+    assert row.message.startswith("SoftTimeLimitExceeded")
+    assert run.events.filter(kind="mirror", level="warning").count() == 1
+
+
+def test_a_tracker_that_is_not_enabled_receives_nothing(
+    run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock, monkeypatch: Any
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(mirror, "enqueue", lambda *call: sent.append(call))
+    grow(run, 1, steps=(0, 10))
+    ExperimentTracker.objects.update(enabled=False)
+    assert passes(row, tracker, clock).state == RunMirror.State.ACTIVE
+    mirror.call_for_due()
+    assert (tracker.calls, sent) == (0, [])
+    ExperimentTracker.objects.update(enabled=True)
+    mirror.call_for_due()
+    assert sent == [("mirror_run", str(row.pk))]
+    passes(row, tracker, clock)
+    assert tracker.values()
