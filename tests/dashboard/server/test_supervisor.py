@@ -45,6 +45,9 @@ def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+LOOK_S = 0.1
+"""Between two looks at the processes of this machine, which take a hundredth of a second."""
+
 WORDS = {
     "/valkey-server": "broker",
     "control@": "control",
@@ -285,8 +288,9 @@ def test_killed_services_restart_and_an_interrupt_stops_all(
         wait_until(
             lambda: not set(services_of(stack).values()) & {before["worker"], before["broker"]},
             "the end of the killed services",
+            every_s=LOOK_S,
         )
-        wait_until(lambda: set(services_of(stack)) == set(before), "new ones")
+        wait_until(lambda: set(services_of(stack)) == set(before), "new ones", every_s=LOOK_S)
         assert "worker exited (exit code -9); restarting it" in stack.output()
         processes = psutil.Process(stack.pid).children(recursive=True)
         os.kill(stack.pid, signal.SIGINT)
