@@ -13,6 +13,7 @@ import os
 import resource
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,9 @@ def token(run: Any, token_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def findings(url: str, folder: Path, token: str, *options: str, parameters: str = "") -> int:
     """Exit status of schemathesis: 0 without findings."""
+    # schemathesis waits 10 s for the schema, which is too short on a busy machine.
+    schema = folder / "openapi.json"
+    urllib.request.urlretrieve(f"{url}/api/openapi.json", schema)
     config = folder / "schemathesis.toml"
     config.write_text(
         CONFIG.format(token=token, parameters=parameters, examples=EXAMPLES, hooks=HOOKS)
@@ -110,7 +114,8 @@ def findings(url: str, folder: Path, token: str, *options: str, parameters: str 
         "--config-file",
         str(config),
         "run",
-        f"{url}/api/openapi.json",
+        str(schema),
+        f"--url={url}",
         "--no-color",
         "--continue-on-failure",
         "--warnings",
