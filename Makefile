@@ -32,9 +32,10 @@ demo: setup-run ## start the server and train the demo run; EXIT=1 exits with it
 	@exec $(MANAGE) demo $(DEMO_OPTIONS)
 
 # One thread per process: six replicas share this machine.
+demo-mixed: PREEMPT_S ?= 45
 demo-mixed: setup-dev ## a run on five backends at once, four of them emulated; EXIT=1 as above
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.emulators.compose --state var/emulators \
-		--preempt kubernetes --after 45 -- $(MANAGE) demo --mixed $(DEMO_OPTIONS)
+		--preempt kubernetes --after $(PREEMPT_S) -- $(MANAGE) demo --mixed $(DEMO_OPTIONS)
 
 run: setup-run ## start the server without a demo run
 	@exec $(MANAGE) serve

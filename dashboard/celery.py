@@ -18,6 +18,9 @@ from celery.signals import (
 )
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
+# Celery runs Django's checks and ignores their result. They import every page and the API, which
+# workers and beat do not need; at_start() below runs the checks of the settings.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 app = Celery("archipelago")
 app.config_from_object("django.conf:settings", namespace="CELERY")

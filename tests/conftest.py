@@ -66,13 +66,15 @@ _DESELECTED = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-profile", metavar="FILE", help="write the CPU seconds of each test")
+    parser.addoption("--statements", metavar="FILE", help="write the SQL that each test sends")
     parser.addoption("--screenshots", action="store_true", help="fill the folder test-artifacts")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from tests import cpu_profile, migrated, parallel, postgres, static_files
+    from tests import cpu_profile, migrated, parallel, postgres, statements, static_files
 
     cpu_profile.register(config)
+    statements.register(config)
     worker_input = getattr(config, "workerinput", None)
     migrated.share(Path(worker_input["migrated"]) if worker_input else _VAR / "migrated")
     if worker_input is not None:

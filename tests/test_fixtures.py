@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import urllib.request
-from typing import TYPE_CHECKING
-
 import fsspec
 import pytest
-
-if TYPE_CHECKING:
-    from tests.stack import LiveStack
 
 pytestmark = pytest.mark.processes
 
@@ -29,14 +23,3 @@ def test_s3_checks_signatures(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     file_system, path = fsspec.core.url_to_fs(f"{s3_uri}/key", skip_instance_cache=True)
     with pytest.raises(PermissionError):
         file_system.pipe_file(path, b"x")
-
-
-@pytest.mark.slow(minutes=1)
-def test_the_live_stack_responds_and_has_its_users(live_stack: LiveStack) -> None:
-    with urllib.request.urlopen(live_stack.url) as answer:
-        assert answer.url.startswith(f"{live_stack.url}login")
-    names = live_stack.python(
-        "from django.contrib.auth.models import User\n"
-        "print(*User.objects.order_by('pk').values_list('username', flat=True))"
-    )
-    assert names == "viewer operator admin"

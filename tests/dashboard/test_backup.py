@@ -18,18 +18,21 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
+from tests.django_process import REPOSITORY, DjangoProcess
 from tests.servers import child, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
+MIGRATE = """
+from django.core.management import call_command
+call_command("migrate", verbosity=0, check_unapplied={check})
+"""
 FILL = """
 from tests.browser import seed
 seed.run(seed.user("olga", "operator"), committed=4)
 """
 WRITE = """
-import sys, time
+import time
 from django.contrib.auth.models import User
 for n in range(100_000):
     User.objects.create(username=f"writer-{n}")
@@ -61,16 +64,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
-def django(code: str, env: dict[str, str]) -> str:
-    command = [sys.executable, "manage.py", "shell", "--no-imports", "-c", code]
-    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def migrate(env: dict[str, str], *more: str) -> None:
-    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0", *more]
-    subprocess.run(command, cwd=REPOSITORY, env=env, check=True)
+def filled(env: dict[str, str]) -> str:
+    """Migrate the empty database and fill it; return the digests of its tables."""
+    with contextlib.closing(DjangoProcess(env)) as django:
+        django.run(MIGRATE.format(check=False))
+        django.run(FILL)
+        return django.run(DIGESTS)
 
 
 @contextlib.contextmanager
@@ -90,18 +89,17 @@ def writing(env: dict[str, str], log: Path) -> Iterator[None]:
 
 
 def is_as_before(before: str, env: dict[str, str]) -> None:
-    migrate(env, "--check")
-    assert django(DIGESTS, env) == before
-    writers = "from django.contrib.auth.models import User; print(User.objects.count())"
-    assert int(django(writers, env)) >= 20, "what was written just before is in it"
+    with contextlib.closing(DjangoProcess(env)) as django:
+        django.run(MIGRATE.format(check=True))
+        assert django.run(DIGESTS) == before
+        writers = "from django.contrib.auth.models import User; print(User.objects.count())"
+        assert int(django.run(writers)) >= 20, "what was written just before is in it"
 
 
 def test_sqlite(tmp_path: Path) -> None:
     old, new = tmp_path / "var", tmp_path / "new"
     env = environment(ARCHIPELAGO_VAR=str(old))
-    migrate(env)
-    django(FILL, env)
-    before = django(DIGESTS, env)
+    before = filled(env)
     words = command_of('.venv/bin/python -c "import sqlite3')
     assert words.startswith(".venv/bin/python ")
     with writing(env, tmp_path / "log"):
@@ -129,9 +127,7 @@ def test_postgresql(tmp_path: Path, server: postgres.PostgresServer) -> None:
     binaries = postgres.postgres_binaries()
     path = f"{binaries}:{os.environ['PATH']}"
     env = environment(ARCHIPELAGO_VAR=str(tmp_path / "var"), DATABASE_URL=old, PATH=path)
-    migrate(env)
-    django(FILL, env)
-    before = django(DIGESTS, env)
+    before = filled(env)
     with writing(env, tmp_path / "log"):
         subprocess.run(command_of("pg_dump "), shell=True, cwd=tmp_path, env=env, check=True)
     env["DATABASE_URL"] = new

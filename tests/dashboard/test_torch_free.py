@@ -1,4 +1,5 @@
-"""Web server and worker run without torch, and do not import it if it is installed."""
+"""Web server and worker run without torch, and do not import it if it is installed. Workers do not
+import the pages and the API either."""
 
 from __future__ import annotations
 
@@ -7,21 +8,24 @@ import sys
 
 from tests.stack import REPOSITORY
 
+WORKER = "from dashboard.celery import app; app.loader.import_default_modules(); import runs.tasks"
 ENTRIES = (
+    WORKER,
     "import executors; executors.LocalProcessExecutor",
     "import dashboard.asgi",
-    "import dashboard.celery, runs.tasks",
     "from django.core.management import call_command; call_command('check')",
     "import dashboard.urls, dashboard.server.supervisor, runs.submit.run_draft",
 )
 LOOK = "print([name for name in list(sys.modules) if name.split('.')[0] == 'torch'][:3])"
+LOOK_FOR_PAGES = "print([name for name in ('ninja', 'dashboard.urls') if name in sys.modules])"
 
 
-def test_torch_is_not_imported() -> None:
-    code = "\n".join(["import sys", *(f"{entry}\n{LOOK}" for entry in ENTRIES)])
+def test_torch_is_not_imported_nor_are_pages_by_a_worker() -> None:
+    parts = ["import sys", WORKER, LOOK_FOR_PAGES, *(f"{entry}\n{LOOK}" for entry in ENTRIES)]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+        [sys.executable, "-c", "\n".join(parts)], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert dict(zip(ENTRIES, lines, strict=True)) == dict.fromkeys(ENTRIES, "[]")
+    pages, *torch = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert pages == "[]"
+    assert dict(zip(ENTRIES, torch, strict=True)) == dict.fromkeys(ENTRIES, "[]")

@@ -9,6 +9,9 @@ from typing import Any
 from tests.servers import wait_until
 from tests.stack import LiveStack
 
+POLL_S = 0.25
+"""Between two looks at the database. Each takes CPU time from the server and the replicas."""
+
 _CREATE = """
 import secrets
 from django.contrib.auth.models import User
@@ -112,11 +115,23 @@ def wait_for(
         assert seen["state"] not in ("failed", "cancelled"), seen["reason"]
         return ready(seen)
 
-    wait_until(check, f"run {run}")
+    wait_until(check, f"run {run}", every_s=POLL_S)
+    return seen
+
+
+def wait_for_failure(stack: LiveStack, run: str) -> dict[str, Any]:
+    """Wait until the run has failed; return its state."""
+    seen: dict[str, Any] = {}
+
+    def has_failed() -> bool:
+        seen.update(look(stack, run))
+        return bool(seen["state"] == "failed")
+
+    wait_until(has_failed, f"the failure of run {run}", every_s=POLL_S)
     return seen
 
 
 def wait_for_ingest(stack: LiveStack, *runs: str) -> None:
     """Wait until the server has read all records of runs that have ended."""
     code = _INGESTED.format(runs=list(runs))
-    wait_until(lambda: stack.python(code) == "True", "the end of ingest", every_s=0.2)
+    wait_until(lambda: stack.python(code) == "True", "the end of ingest", every_s=POLL_S)

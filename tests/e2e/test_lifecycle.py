@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.lives import create, wait_for_ingest
+from tests.e2e.lives import POLL_S, create, wait_for_ingest
 from tests.servers import wait_until
 from tests.stack import REPOSITORY, LiveStack, stack_env
 
@@ -82,7 +82,7 @@ class Client:
             assert seen["state"] != "failed", seen["state_reason"]
             return ready(seen)
 
-        wait_until(check, f"{what}: last seen {seen}", every_s=0.2)
+        wait_until(check, f"{what}: last seen {seen}", every_s=POLL_S)
         return seen
 
     def rounds(self, run: str, least: int) -> int:
@@ -102,7 +102,7 @@ class Client:
             result[:] = self.ask(f"/runs/{run}/checkpoints")
             return any(one["round"] not in but for one in result)
 
-        wait_until(check, f"a checkpoint beside {but}", every_s=0.2)
+        wait_until(check, f"a checkpoint beside {but}", every_s=POLL_S)
         return next(one for one in result if one["round"] not in but)
 
     def status(self, run: str) -> int:
@@ -128,7 +128,7 @@ class Client:
             result[:] = self.attempts(run)
             return all(attempt["ended_at"] for attempt in result)
 
-        wait_until(check, f"the machines of {run}", every_s=0.2)
+        wait_until(check, f"the machines of {run}", every_s=POLL_S)
         assert not processes(run)
         return result
 
@@ -198,7 +198,7 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
     folder = live_stack.var / "rendezvous" / run
     assert (folder / "group.json").exists()
     api.act(run, "delete", name="nine lives", objects=True)
-    wait_until(lambda: api.status(run) == 404, "deleted", every_s=0.2)
+    wait_until(lambda: api.status(run) == 404, "deleted", every_s=POLL_S)
     assert not [path for path in folder.rglob("*") if path.is_file()]
     assert api.ask(f"/runs/{fork}")["state"] == "cancelled"  # the fork is independent
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from diloco.store.open import open_store
-from tests.e2e.lives import look, wait_for, wait_for_ingest
+from tests.e2e.lives import POLL_S, look, wait_for, wait_for_ingest
 from tests.emulators.compose import BACKENDS, Together, running_together
 from tests.emulators.s3 import ROLE_ARN
 from tests.servers import wait_until
@@ -227,7 +227,7 @@ def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
         seen = look(stack, run)
         return seen["state"] == "cancelled" and all(a["cause"] for a in seen["attempts"])
 
-    wait_until(has_ended, f"the end of run {run}")
+    wait_until(has_ended, f"the end of run {run}", every_s=POLL_S)
     wait_for_ingest(stack, run)
     seen = look(stack, run)
     assert_survived(seen, lost="kubernetes")

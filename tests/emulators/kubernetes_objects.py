@@ -147,7 +147,7 @@ class Objects:
             if not dry_run:
                 self._made[resource, namespace, name] = made
                 self._touch(made)
-        return copy.deepcopy(made)
+            return copy.deepcopy(made)
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
         """The stored object, not a copy; hold the lock to use it. Raises :class:`Refused`."""

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.emulators.interruptions import Interruption, Interruptions, Outcome
 from tests.emulators.kubernetes import TOKEN, KubernetesCluster
 from tests.emulators.kubernetes_jobs import NEW_CONDITION
 from tests.emulators.kubernetes_kueue import QUEUE_LABEL
+from tests.emulators.kubernetes_objects import Objects
 from tests.executors.harnesses import wait_for
 
 pytestmark = pytest.mark.processes
@@ -200,6 +202,24 @@ def test_retry_after_is_sent_in_either_form(cluster: KubernetesCluster, after: i
     cluster.fail(429, "too many requests", after_s=after)
     code, _, headers = request(cluster, "GET", JOBS)
     assert (code, headers["Retry-After"]) == (429, str(after))
+
+
+def test_a_created_object_is_copied_while_nothing_changes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects, copied_under_lock = Objects(("default",)), []
+
+    def copied(value: Any) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            free = other.submit(objects.changed.acquire, blocking=False).result()
+            if free:
+                other.submit(objects.changed.release).result()
+        copied_under_lock.append(not free)
+        return value
+
+    monkeypatch.setattr("tests.emulators.kubernetes_objects.copy.deepcopy", copied)
+    objects.create("secrets", "default", {"metadata": {"name": "a"}, "stringData": {"b": "c"}})
+    assert copied_under_lock[-1]
 
 
 def test_one_request_is_interrupted_and_a_dead_client_sends_no_more() -> None:

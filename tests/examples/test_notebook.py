@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import torch_process
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "own_model.ipynb"
 
@@ -27,10 +27,7 @@ def test_it_has_no_outputs() -> None:
 def test_all_cells_run(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     environment["PYTHONPATH"] = str(NOTEBOOK.parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(cells())],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+    done = torch_process.run(["-c", "\n".join(cells())], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "15 rounds" in done.stdout
     assert "perplexity" in done.stdout

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +22,7 @@ from dashboard.server.supervisor import StartWait, Supervisor, SupervisorError, 
 from executors import LocalProcessExecutor
 from executors.base import Cause, ExecutorConfig, ReplicaHandle
 from tests.servers import free_ports, wait_until
-from tests.stack import REPOSITORY, running_stack, stack_env
-
-if TYPE_CHECKING:
-    from tests.stack import LiveStack
+from tests.stack import REPOSITORY, LiveStack, running_stack, stack_env
 
 pytestmark = [
     pytest.mark.processes,
@@ -45,6 +43,9 @@ def serve(var: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+LOOK_S = 0.1
+"""Between two looks at the processes of this machine, which take a hundredth of a second."""
+
 WORDS = {
     "/valkey-server": "broker",
     "control@": "control",
@@ -62,6 +63,48 @@ def services_of(stack: LiveStack) -> dict[str, psutil.Process]:
             line = " ".join(process.cmdline())
             result.update({name: process for word, name in WORDS.items() if word in line})
     return result
+
+
+@contextlib.contextmanager
+def local_replicas(var: Path) -> Iterator[LocalProcessExecutor]:
+    """The executor of local replicas in the state folder ``var``."""
+    (var / "deployment").write_text("tested")
+    executor = LocalProcessExecutor(ExecutorConfig(deployment="tested", state_dir=var))
+    yield executor
+    left = executor.live()
+    executor.cancel(left)
+    executor.collect(left, 60)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
+    with local_replicas(tmp_path) as executor:
+        yield executor
+
+
+def launch(executor: LocalProcessExecutor) -> ReplicaHandle:
+    """A replica launched as a worker launches it."""
+    (handle,) = executor.launch_replicas(1, "http.server", {"args": ["--bind=127.0.0.1", "0"]})
+    return handle
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that several tests use; the last one stops it."""
+
+    stack: LiveStack
+    local: LocalProcessExecutor
+    earlier: ReplicaHandle
+    """A replica of an earlier server of the state folder."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, own_database: None) -> Iterator[Served]:
+    var = tmp_path_factory.mktemp("served")
+    with local_replicas(var) as local:
+        earlier = launch(local)
+        with running_stack(var) as stack:
+            yield Served(stack, local, earlier)
 
 
 def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -98,11 +141,12 @@ def test_a_full_disk_is_reported_with_numbers(
         check_state_folder(tmp_path)
 
 
-def test_a_second_supervisor_of_a_state_folder_is_rejected(live_stack: LiveStack) -> None:
-    done = serve(live_stack.var, "--port", str(free_ports(1)[0]))
+def test_a_second_supervisor_of_a_state_folder_is_rejected(served: Served) -> None:
+    stack = served.stack
+    done = serve(stack.var, "--port", str(free_ports(1)[0]))
     assert done.returncode == 1
     assert done.stderr == (
-        f"archipelago: process {live_stack.pid} already serves {live_stack.var}; stop it, "
+        f"archipelago: process {stack.pid} already serves {stack.var}; stop it, "
         "or set ARCHIPELAGO_VAR to another folder\n"
     )
 
@@ -126,23 +170,6 @@ def test_a_service_that_keeps_exiting_stops_the_server(
             child.wait(600)
             running.check()
     assert len(output) == supervisor.RESTARTS
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
-    """The executor of local replicas in the state folder ``tmp_path``."""
-    (tmp_path / "deployment").write_text("tested")
-    executor = LocalProcessExecutor(ExecutorConfig(deployment="tested", state_dir=tmp_path))
-    yield executor
-    left = executor.live()
-    executor.cancel(left)
-    executor.collect(left, 60)
-
-
-def launch(executor: LocalProcessExecutor) -> ReplicaHandle:
-    """A replica launched as a worker launches it."""
-    (handle,) = executor.launch_replicas(1, "http.server", {"args": ["--bind=127.0.0.1", "0"]})
-    return handle
 
 
 @pytest.mark.parametrize(
@@ -239,23 +266,23 @@ def test_on_a_full_disk_a_child_is_restarted_until_there_is_space(
     child.wait(600)
 
 
-def test_a_database_of_a_newer_version_is_rejected(tmp_path: Path, live_stack: LiveStack) -> None:
+def test_a_database_of_a_newer_version_is_rejected(served: Served) -> None:
     applied = (
         "from django.db.migrations.recorder import MigrationRecorder as R\n"
         "from django.db import connection\n"
     )
-    live_stack.python(applied + "R(connection).record_applied('runs', '9999_later')")
+    served.stack.python(applied + "R(connection).record_applied('runs', '9999_later')")
     try:
-        done = live_stack.python(
+        done = served.stack.python(
             "from dashboard.server.supervisor import Supervisor\n"
             "try: Supervisor(host='127.0.0.1', port=1, report=print)._migrate()\n"
             "except Exception as error: print(type(error).__name__, error)"
         )
-        ready = live_stack.python(
+        ready = served.stack.python(
             "from runs.backends.health import readiness\nprint(readiness()['database'])"
         )
     finally:
-        live_stack.python(applied + "R(connection).record_unapplied('runs', '9999_later')")
+        served.stack.python(applied + "R(connection).record_unapplied('runs', '9999_later')")
     assert done.startswith("SupervisorError the database was used by a newer version")
     assert "runs.9999_later" in done
     assert ready == "was migrated by a newer version"
@@ -271,29 +298,27 @@ def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
     wait_until(lambda: not any(map(runs, processes)), "the end of every service")
 
 
-def test_killed_services_restart_and_an_interrupt_stops_all(
-    tmp_path: Path, local: LocalProcessExecutor
-) -> None:
-    earlier = launch(local)
-    with running_stack(tmp_path) as stack:
-        assert "found 1 local replicas of an earlier server" in stack.output()
-        own = launch(local)
-        before = services_of(stack)
-        assert set(before) == {"broker", "control", "ingest", "worker", "beat", "web"}
-        for name in ("worker", "broker"):
-            before[name].kill()
-        wait_until(
-            lambda: not set(services_of(stack).values()) & {before["worker"], before["broker"]},
-            "the end of the killed services",
-        )
-        wait_until(lambda: set(services_of(stack)) == set(before), "new ones")
-        assert "worker exited (exit code -9); restarting it" in stack.output()
-        processes = psutil.Process(stack.pid).children(recursive=True)
-        os.kill(stack.pid, signal.SIGINT)
-        wait_for_the_end_of(processes)
-        wait_until(lambda: local.live() == [earlier], "the end of the own local replica")
+def test_killed_services_restart_and_an_interrupt_stops_all(served: Served) -> None:
+    stack, local, earlier = served.stack, served.local, served.earlier
+    assert "found 1 local replicas of an earlier server" in stack.output()
+    own = launch(local)
+    before = services_of(stack)
+    assert set(before) == {"broker", "control", "ingest", "worker", "beat", "web"}
+    for name in ("worker", "broker"):
+        before[name].kill()
+    wait_until(
+        lambda: not set(services_of(stack).values()) & {before["worker"], before["broker"]},
+        "the end of the killed services",
+        every_s=LOOK_S,
+    )
+    wait_until(lambda: set(services_of(stack)) == set(before), "new ones", every_s=LOOK_S)
+    assert "worker exited (exit code -9); restarting it" in stack.output()
+    processes = psutil.Process(stack.pid).children(recursive=True)
+    os.kill(stack.pid, signal.SIGINT)
+    wait_for_the_end_of(processes)
+    wait_until(lambda: local.live() == [earlier], "the end of the own local replica")
     assert local.poll([own])[0].cause is Cause.CANCELLED
-    assert "Traceback" not in (tmp_path / "serve.log").read_text()
+    assert "Traceback" not in stack.output()
 
 
 @pytest.mark.skipif(

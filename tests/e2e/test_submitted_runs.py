@@ -1,4 +1,5 @@
-"""An uploaded model and data set, from the zip to the final weights on the live stack."""
+"""Runs on the live stack from their submission to their end: uploaded code trains, and bad input is
+reported on the run, in its events and in the replica's log."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lives import look, wait_for, wait_for_ingest
+from tests.e2e.lives import create, look, wait_for, wait_for_failure, wait_for_ingest
 from tests.stack import REPOSITORY, LiveStack
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]
@@ -68,3 +69,28 @@ def test_uploaded_code_trains_to_the_end(live_stack: LiveStack) -> None:
     assert seen["rounds"] == 3
     assert [count for *_, count in seen["contributions"]] == [2, 2, 2]
     assert [a["exit_code"] for a in seen["attempts"]] == [0, 0]
+
+
+def test_a_replica_that_cannot_start_fails_the_run_with_its_error(live_stack: LiveStack) -> None:
+    """The data existed at submission and is missing when the replicas start."""
+    run = create(live_stack, "no data", data="file:///nowhere/at/all")
+    seen = wait_for_failure(live_stack, run)
+    assert "expected" in seen["reason"] and "file:///nowhere/at/all" in seen["reason"]
+    assert seen["restarts"] == [0, 0], "a restart cannot fix it"
+    assert {a["exit_code"] for a in seen["attempts"]} == {78}
+    errors = [event for event in seen["events"] if event["level"] == "error"]
+    assert any("file:///nowhere/at/all" in event["message"] for event in errors)
+    assert {event["replica__number"] for event in errors} >= {0, 1}
+    (log, *_) = (live_stack.var / "jobs").glob(f"{run.replace('-', '')[:12]}-0-1/log")
+    assert "file:///nowhere/at/all" in log.read_text()
+
+
+def test_a_rendezvous_of_another_run_is_refused(live_stack: LiveStack) -> None:
+    taken = live_stack.var / "rendezvous" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "group.json").write_text("{}")
+    run = create(live_stack, "taken", rendezvous=str(taken))
+    seen = wait_for_failure(live_stack, run)
+    assert "expected no group.json or this run's, found one that is not" in seen["reason"]
+    assert seen["attempts"] == []
+    assert (taken / "group.json").read_text() == "{}"
