@@ -13,7 +13,7 @@ of the module, and each test changes them in a savepoint that is rolled back:
     def run(db, seeded):
         return copy.deepcopy(seeded)  # a test can change its attributes
 
-Tests with transactions of their own would wait for this one, so a module cannot have both.
+Tests with transactions would wait for this one, so a module cannot have both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def open_transaction(items: list[pytest.Item], module: object, blocker: Any) -> 
     """Open the transaction of ``module``, whose tests are among ``items``; roll it back at the end.
 
     Raises:
-        ValueError: A test of the module uses transactions of its own.
+        ValueError: A test of the module uses transactions.
     """
     for item in items:
         if getattr(item, "module", None) is module and parallel.stage(item)[1]:
