@@ -30,6 +30,7 @@ from tests.session_folder import session_folder
 
 if TYPE_CHECKING:
     from tests.bucket_servers import BucketServer
+    from tests.module_rows import Unblock
     from tests.servers import S3Server
     from tests.stack import LiveStack
 
@@ -176,6 +177,17 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
 
     with django_db_blocker.unblock():
         audit_triggers.remove(connection)
+
+
+@pytest.fixture(scope="module")
+def module_rows(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[Unblock]:
+    """Unblocks the database for rows of all tests of the module: :mod:`tests.module_rows`."""
+    from tests.module_rows import open_transaction
+
+    with open_transaction(request.session.items, request.module, django_db_blocker) as unblock:
+        yield unblock
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -26,11 +26,17 @@ def user(name: str, role: str, *, password: str = "correct horse battery") -> An
     """Return the user, created with the role if missing."""
     from django.contrib.auth.models import Group, User
 
-    user, new = User.objects.get_or_create(username=name, defaults={"is_staff": role == "admin"})
-    if new:
+    roles = [role] if role else []
+    user = User.objects.filter(username=name).first()
+    if user is None:
+        user = User(username=name, is_staff=role == "admin")
         user.set_password(password)
         user.save()
-    user.groups.set([Group.objects.get_or_create(name=role)[0]] if role else [])
+        current = []
+    else:
+        current = list(user.groups.values_list("name", flat=True))
+    if current != roles:
+        user.groups.set([Group.objects.get_or_create(name=name)[0] for name in roles])
     return user
 
 

@@ -14,11 +14,14 @@ KINDS = ("anonymous", "viewer", "owner", "stranger", "admin")
 """``owner`` and ``stranger`` are operators; the run belongs to the owner."""
 
 
+def make_user(kind: str) -> Any:
+    return user(kind, {"owner": "operator", "stranger": "operator"}.get(kind, kind))
+
+
 def client_for(kind: str, owner: Any, **options: Any) -> Client:
     client = Client(**options)
     if kind != "anonymous":
-        role = {"owner": "operator", "stranger": "operator"}.get(kind, kind)
-        client.force_login(owner if kind == "owner" else user(kind, role))
+        client.force_login(owner if kind == "owner" else make_user(kind))
     return client
 
 

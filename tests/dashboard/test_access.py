@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from django.utils import timezone
 from diloco.store.open import open_store
 from runs.models import Checkpoint, Run, Sweep
 from tests.browser import seed, seed_evaluations, seed_fleet
-from tests.dashboard.page_harness import KINDS, client_for
+from tests.dashboard.page_harness import KINDS, client_for, make_user
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
 
@@ -118,13 +119,25 @@ TESTED_ELSEWHERE = {
 }
 
 
+@pytest.fixture(scope="module")
+def seeded(module_rows: Unblock, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with module_rows():
+        for kind in KINDS[1:]:
+            make_user(kind)
+        return run_with_checkpoint(tmp_path_factory.mktemp("bucket").as_uri())
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    created = seed.run(seed.user("owner", "operator"), committed=2, replicas=2)
+def run(db: None, seeded: Run) -> Run:
+    return copy.deepcopy(seeded)
+
+
+def run_with_checkpoint(rendezvous: str) -> Run:
+    created: Run = seed.run(make_user("owner"), committed=2, replicas=2)
     for replica in created.replicas.all():
         seed_fleet.attempts(replica, backend="local", price=0.0, earlier=0, now=timezone.now())
     key = "checkpoints/00000002/00000.00001-0123abcd/weights.safetensors"
-    created.rendezvous = tmp_path.as_uri()
+    created.rendezvous = rendezvous
     created.save()
     open_store(created.rendezvous).put(key, b"weights")
     Checkpoint.objects.create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import itertools
 import math
 from collections.abc import Iterable
@@ -18,16 +19,23 @@ from runs.metrics import downsampling, round_strips, timeline
 from runs.metrics.blocks import Points
 from runs.models import Round, Run
 from tests.browser import seed, seed_rounds
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def seeded(module_rows: Unblock) -> Run:
+    with module_rows():
+        created: Run = seed.run(
+            seed.user("olga", "operator"), committed=12, replicas=4, total_rounds=20, sync_every=60
+        )
+        return created
+
+
 @pytest.fixture
-def run() -> Run:
-    created: Run = seed.run(
-        seed.user("olga", "operator"), committed=12, replicas=4, total_rounds=20, sync_every=60
-    )
-    return created
+def run(db: None, seeded: Run) -> Run:
+    return copy.deepcopy(seeded)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from runs.reconcile.bucket_writes import WRITE_FAILED
 from tests.browser import seed, seed_fleet
 from tests.dashboard.page_harness import client_for, pool_fields
 from tests.dashboard.stub_backend import Stub, stubbed
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
 
@@ -37,11 +39,17 @@ def modal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     yield from stubbed(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def seeded(module_rows: Unblock) -> Any:
+    with module_rows():
+        return seed_fleet.mixed(seed.user("olga", "operator"), state="running")
+
+
 @pytest.fixture
-def run(client: Client) -> Any:
-    operator_user = seed.user("olga", "operator")
-    client.force_login(operator_user)
-    return seed_fleet.mixed(operator_user, state="running")
+def run(db: None, client: Client, seeded: Any) -> Any:
+    run = copy.deepcopy(seeded)
+    client.force_login(run.owner)
+    return run
 
 
 def url(name: str, run: Run, *args: Any) -> str:

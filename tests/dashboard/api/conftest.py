@@ -13,6 +13,11 @@ from tests.browser import seed, seed_fleet
 
 @pytest.fixture
 def run(db: None) -> Any:
+    return run_with_attempts()
+
+
+def run_with_attempts() -> Any:
+    """A run of the user ``owner`` whose replicas have one attempt each."""
     from django.utils import timezone
 
     created = seed.run(seed.user("owner", "operator"), committed=3, replicas=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +11,16 @@ from django.test import Client
 
 from dashboard.api import api
 from runs.actions import boards, run_views, saved_views
-from runs.models import Board, RunView, SavedView, Sweep
+from runs.models import Run, Sweep
 from runs.queries.panel_layout import PanelLayout
 from tests.browser import seed, seed_evaluations
+from tests.dashboard.api.conftest import run_with_attempts
 from tests.dashboard.page_harness import KINDS, client_for
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
+
+Call = Callable[..., Any]
 
 UNKNOWN, REFUSED, OK, MADE, LATE, UNFIT = 401, 403, 200, 201, 409, 422
 RUN = "/runs/{run}"
@@ -170,6 +176,52 @@ def _no_remote_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runs.submit.preflight.check_new_pool", lambda *_: [])
 
 
+@pytest.fixture(scope="module")
+def seeded(module_rows: Unblock) -> tuple[Run, dict[str, Any]]:
+    """The run, and the ids in the paths of :data:`CALLS`."""
+    with module_rows():
+        run = run_with_attempts()
+        for name, role in ROLES.items():
+            seed.user(name, role)
+        now = run.created_at
+        alert = run.alerts.create(kind="stalled", level="error", first_at=now, opened_at=now)
+        sweep = Sweep.objects.create(
+            owner=run.owner, submit_key="s", parameters=[], metric="eval_loss", created_at=now
+        )
+        return run, {
+            "run": run.pk,
+            "pool": run.pools.get().pk,
+            "alert": alert.pk,
+            "sweep": sweep.pk,
+            "view": saved_views.save(run.owner, name="shared", shared=True).pk,
+            "run_view": run_views.save(run.owner, PanelLayout(), name="shared", shared=True).pk,
+            "board": boards.save(run.owner, name="shared", query="loss<9", shared=True).pk,
+        }
+
+
+@pytest.fixture
+def run(db: None, seeded: tuple[Run, dict[str, Any]]) -> Run:
+    return copy.deepcopy(seeded[0])
+
+
+@pytest.fixture
+def call(run: Run, seeded: tuple[Run, dict[str, Any]]) -> Call:
+    """Sends what the table has for the operation."""
+
+    def send(client: Client, method: str, path: str, **headers: str) -> Any:
+        evaluation = evaluation_of(run) if "/evalua" in path else 0
+        address = "/api" + path.format(**seeded[1], evaluation=evaluation)
+        if method == "get":
+            return client.get(address, headers=headers)
+        if method == "delete":
+            return client.delete(address, headers=headers)
+        body = SENT.get(path, {})
+        write = client.put if method == "put" else client.post
+        return write(address, body, content_type="application/json", headers=headers)
+
+    return send
+
+
 def test_every_operation_is_in_the_table() -> None:
     schema = api.get_openapi_schema()
     known = {
@@ -200,37 +252,6 @@ def test_every_operation_is_in_the_table() -> None:
     assert reported | OF_ADMINISTRATORS | OF_ONESELF == known
 
 
-def path_of(path: str, run: Any) -> str:
-    now = run.created_at
-    alert, _ = run.alerts.get_or_create(
-        kind="stalled", defaults={"level": "error", "first_at": now, "opened_at": now}
-    )
-    view = SavedView.objects.filter(name="shared").first()
-    if "{view}" in path and view is None:
-        view = saved_views.save(run.owner, name="shared", shared=True)
-    run_view = RunView.objects.filter(name="shared").first()
-    if "{run_view}" in path and run_view is None:
-        run_view = run_views.save(run.owner, PanelLayout(), name="shared", shared=True)
-    board = Board.objects.filter(name="shared").first()
-    if "{board}" in path and board is None:
-        board = boards.save(run.owner, name="shared", query="loss<9", shared=True)
-    sweep, _ = Sweep.objects.get_or_create(
-        owner=run.owner,
-        submit_key="s",
-        defaults={"parameters": [], "metric": "eval_loss", "created_at": now},
-    )
-    return path.format(
-        sweep=sweep.pk,
-        run=run.pk,
-        pool=run.pools.get().pk,
-        alert=alert.pk,
-        view=view.pk if view else 0,
-        run_view=run_view.pk if run_view else 0,
-        board=board.pk if board else 0,
-        evaluation=evaluation_of(run) if "/evalua" in path else 0,
-    )
-
-
 def evaluation_of(run: Any) -> int:
     """A queued evaluation of the run, which has no checkpoint."""
     found = run.evaluations.first()
@@ -238,37 +259,26 @@ def evaluation_of(run: Any) -> int:
     return pk
 
 
-def call(client: Client, method: str, path: str, run: Any, **headers: str) -> Any:
-    address = "/api" + path_of(path, run)
-    if method == "get":
-        return client.get(address, headers=headers)
-    if method == "delete":
-        return client.delete(address, headers=headers)
-    body = SENT.get(path, {})
-    send = client.put if method == "put" else client.post
-    return send(address, body, content_type="application/json", headers=headers)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_with_a_session(method: str, path: str, kind: str, run: Any) -> None:
-    response = call(client_for(kind, run.owner), method, path, run)
+def test_with_a_session(method: str, path: str, kind: str, run: Run, call: Call) -> None:
+    response = call(client_for(kind, run.owner), method, path)
     assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
 @pytest.mark.parametrize("kind", ROLES)
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
-def test_with_a_token(method: str, path: str, kind: str, run: Any, token_of: Any) -> None:
+def test_with_a_token(method: str, path: str, kind: str, call: Call, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of(kind, ROLES[kind])}"}
     # CSRF protection is only for browsers.
-    response = call(Client(enforce_csrf_checks=True), method, path, run, **headers)
+    response = call(Client(enforce_csrf_checks=True), method, path, **headers)
     assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
-def test_read_only_tokens_cannot_change_anything(run: Any, token_of: Any) -> None:
+def test_read_only_tokens_cannot_change_anything(call: Call, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of('root', 'admin', 'read')}"}
     for method, path in CALLS:
-        response = call(Client(), method, path, run, **headers)
+        response = call(Client(), method, path, **headers)
         looks = (method == "get" or (method, path) in LOOKS) and (method, path) not in OPERATES
         assert response.status_code == (200 if looks else 403), (method, path)
         if not looks:
@@ -276,30 +286,30 @@ def test_read_only_tokens_cannot_change_anything(run: Any, token_of: Any) -> Non
             assert response.json()["detail"] == expected, (method, path)
 
 
-def test_user_without_a_role_is_rejected(run: Any, token_of: Any) -> None:
+def test_user_without_a_role_is_rejected(call: Call, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of('no-role', '')}"}
     for method, path in CALLS:
-        response = call(Client(), method, path, run, **headers)
+        response = call(Client(), method, path, **headers)
         assert response.status_code == (200 if path == "/me" else 403), (method, path)
 
 
-def test_sessions_need_a_csrf_token(run: Any) -> None:
+def test_sessions_need_a_csrf_token(run: Run, call: Call) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
     for method, path in CALLS:
         if method == "get":
             continue
-        response = call(client, method, path, run)
+        response = call(client, method, path)
         assert response.status_code == 403, (method, path)
         assert "CSRF" in response.json()["detail"], (method, path)
         run.refresh_from_db()
         assert run.state == "running", (method, path)
 
 
-def test_sessions_with_a_csrf_token_can_change_runs(run: Any) -> None:
+def test_sessions_with_a_csrf_token_can_change_runs(run: Run, call: Call) -> None:
     client = client_for("owner", run.owner, enforce_csrf_checks=True)
     client.get("/runs/new")
     csrf = client.cookies["csrftoken"].value
-    response = call(client, "post", f"{RUN}/stop", run, **{"X-CSRFToken": csrf})
+    response = call(client, "post", f"{RUN}/stop", **{"X-CSRFToken": csrf})
     assert response.json() == {"changed": True, "state": "stopping"}
 
 

@@ -15,6 +15,7 @@ from runs.queries import listing
 from runs.queries.listing import SORTS, Order
 from runs.queries.search import parse, toggled, without
 from tests.browser import seed
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
 
@@ -39,21 +40,23 @@ def bare(number: int, **fields: Any) -> Run:
     return made
 
 
-@pytest.fixture
-def runs() -> None:
+@pytest.fixture(scope="module")
+def runs(module_rows: Unblock) -> None:
     """Equal and unknown values, and a name with the separator of the cursor."""
     loss = [3.0, None, 2.5, 2.5, 0.1, None, 7.25, 2.5]
-    for number, value in enumerate(loss):
-        bare(
-            number,
-            eval_loss=value,
-            train_loss=value,
-            tokens=number // 2,
-            cost_usd=number % 3 / 10,
-            committed_rounds=number % 2,
-            name=f"a_b {number % 3}",
-            started_at=None if value is None else timezone.now() - datetime.timedelta(hours=number),
-        )
+    with module_rows():
+        now = timezone.now()
+        for number, value in enumerate(loss):
+            bare(
+                number,
+                eval_loss=value,
+                train_loss=value,
+                tokens=number // 2,
+                cost_usd=number % 3 / 10,
+                committed_rounds=number % 2,
+                name=f"a_b {number % 3}",
+                started_at=None if value is None else now - datetime.timedelta(hours=number),
+            )
 
 
 @pytest.mark.usefixtures("runs")

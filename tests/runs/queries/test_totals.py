@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,24 +14,29 @@ from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
 from runs.queries import search, selectors, totals
 from runs.queries.search import parse
 from tests.browser import seed
+from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def operator_user() -> Any:
-    return seed.user("olga", "operator")
+def operator_user(db: None, seeded: Any) -> Any:
+    return copy.deepcopy(seeded)
 
 
-@pytest.fixture(autouse=True)
-def _runs(operator_user: Any) -> None:
-    oscar = seed.user("oscar", "operator")
-    make(operator_user, "alpha", (5.0, "waits"), (7.0, "ended"), cost_usd=3.0)
-    make(operator_user, "beta", (4.0, "runs"), (4.0, "runs"), (9.0, "ended"), cost_usd=9.0)
-    make(operator_user, "gamma", state="failed", cost_usd=1.0)
-    make(oscar, "zeta", (6.0, "runs"), (6.5, "runs"), (None, "runs"), cost_usd=200.0)
-    make(oscar, "eta", (None, "runs"))
-    make(oscar, "old", (50.0, "runs"), state="failed", archived_at=timezone.now(), cost_usd=70.0)
+@pytest.fixture(scope="module", autouse=True)
+def seeded(module_rows: Unblock) -> Any:
+    """The owner of the first three runs."""
+    with module_rows():
+        olga, oscar = seed.user("olga", "operator"), seed.user("oscar", "operator")
+        make(olga, "alpha", (5.0, "waits"), (7.0, "ended"), cost_usd=3.0)
+        make(olga, "beta", (4.0, "runs"), (4.0, "runs"), (9.0, "ended"), cost_usd=9.0)
+        make(olga, "gamma", state="failed", cost_usd=1.0)
+        make(oscar, "zeta", (6.0, "runs"), (6.5, "runs"), (None, "runs"), cost_usd=200.0)
+        make(oscar, "eta", (None, "runs"))
+        long_ago = {"archived_at": timezone.now(), "cost_usd": 70.0}
+        make(oscar, "old", (50.0, "runs"), state="failed", **long_ago)
+        return olga
 
 
 def make(owner: Any, name: str, *prices: tuple[float | None, str], **fields: Any) -> Run:
