@@ -284,8 +284,9 @@ class _ReadAhead:
                 if data is None:
                     self._line.release(request[2])
                 else:
-                    polls.read[request] = read = Future()
+                    read: Future[bytes] = Future()
                     read.set_result(data)
+                    polls.read[request] = read
         self.fill()
         return data is not None
 
