@@ -133,7 +133,7 @@ def control_requests(
     round_puts: float = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
     if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
-        round_gets += replicas * FAILED_POLLS / 2
+        round_gets += replicas * FAILED_POLLS
         round_puts += replicas  # a listing of the reduced shards
     return ControlRequests(
         puts=replicas * timed_puts + rounds * round_puts,

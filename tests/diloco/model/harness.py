@@ -69,6 +69,8 @@ class Scenario:
     replicas: int
     spares: int = 0
     syncer: bool = False
+    large_shards: bool = False
+    """Whether each owner has two shards."""
     drains: float = 0.0
     kills: int = 6
     step_s: Mapping[int, float] = field(default_factory=dict)
@@ -273,7 +275,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         token_hex=lambda n: f"{harness.rng.getrandbits(8 * n):0{2 * n}x}",
         randbits=harness.rng.getrandbits,
     )
-    large_parts = 1 if harness.settings.total_rounds % 3 else 8  # an owner has two shards, or one
+    large_parts = 1 if harness.scenario.large_shards else 8
     patches: dict[str, Any] = {
         "diloco.membership.lease.threading": virtual_time.threading,
         "diloco.membership.observer.threading": virtual_time.threading,
