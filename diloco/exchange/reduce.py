@@ -446,7 +446,8 @@ def _in_pool(pool: DaemonPool, function: Callable[[], None]) -> Future[None]:
     with contextlib.suppress(RuntimeError):
         return pool.submit(function)
     called: Future[None] = Future()
-    called.set_result(function())
+    function()
+    called.set_result(None)
     return called
 
 
