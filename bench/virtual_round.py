@@ -25,6 +25,7 @@ from bench.support.virtual_line import exchange, transfer_s
 from diloco.exchange.upload import DEFAULT_BYTES, VERIFY_UPLOAD_BYTES
 from diloco.protocol.reduce_cost import round_cost
 from diloco.store.base import PART_BYTES
+from diloco.store.transfers import BYTES_IN_FLIGHT
 
 SCALE = 64
 
@@ -44,7 +45,12 @@ def main() -> int:
         for replicas in given.replicas:
             cost = round_cost(numel=given.numel, codec="fp32", replicas=replicas, mode=plan)
             raw_s = transfer_s(line, up=cost.up, down=cost.down, part_bytes=part_bytes)
-            group = {"replicas": replicas, "plan": plan, "numel": given.numel}
+            group = {
+                "replicas": replicas,
+                "plan": plan,
+                "numel": given.numel,
+                "budget_bytes": BYTES_IN_FLIGHT // SCALE,
+            }
             with (
                 tempfile.TemporaryDirectory() as root,
                 small_cuts(block=SMALL_BLOCK, part_bytes=part_bytes),

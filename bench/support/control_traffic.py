@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.support.noted import NotedRequests
 from diloco.group import join
 from diloco.protocol import keys
 from diloco.protocol.settings import GroupSettings
-from diloco.store.base import LISTED, Data, MakeParts, ObjectInfo
+from diloco.store.base import MissingKey
 from tests.diloco.model.faulty_bucket import FaultyView
 from tests.diloco.model.harness import NO_FAULTS, Coordinates, Harness, Life, Scenario, virtual
 from tests.diloco.model.virtual_time import Process
@@ -89,43 +90,26 @@ def purpose(verb: str, key: str) -> str:
     return "telemetry" if key.startswith("telemetry/") else "start"
 
 
-class CountingView(FaultyView):
+class CountingView(NotedRequests, FaultyView):
     """A view that counts its process's requests in ``requests`` by purpose and verb."""
 
     requests: Counter[tuple[str, str]]
     listers: set[str]
 
-    def put(self, key: str, data: Data) -> None:
-        self._note("PUT", key)
-        super().put(key, data)
-
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        self._note("PUT", key)
-        super().put_stream(key, make_parts)
-
-    def create(self, key: str, data: Data) -> bool:
-        self._note("PUT", key)
-        return super().create(key, data)
-
-    def get(self, key: str, *, limit: int | None = None) -> bytes:
-        self._note("GET", key)
-        return super().get(key, limit=limit)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 1 and keys.is_exchanged(key):
-            self.requests["polls", "GET"] += 1
-        else:
-            self._note("GET", key)
-        return super().get_range(key, start, length)
-
-    def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:
-        self._note("LIST", prefix)
-        return super().list(prefix, limit=limit)
-
-    def _note(self, verb: str, key: str) -> None:
+    def note(self, verb: str, key: str, *, length: int | None = None) -> None:
         if verb == "LIST" and key.endswith("/contributions/"):
             self.listers.add(self._process.name)
-        self.requests[purpose(verb, key), verb] += 1
+        is_poll = length == 1 and keys.is_exchanged(key)
+        self.requests["polls" if is_poll else purpose(verb, key), verb] += 1
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        try:
+            return super().get_range(key, start, length)
+        except MissingKey:
+            if keys.is_exchanged(key) and length > 1:
+                self.requests["data", "GET"] -= 1
+                self.requests["polls", "GET"] += 1
+            raise
 
 
 class CountedGroup(Harness):

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from diloco.store.base import LISTED, Data, MakeParts, ObjectInfo, Pages, Store
+from diloco.store.base import LISTED, Data, MakeParts, MissingKey, ObjectInfo, Pages, Store
 
 DATA_KINDS = ("payload", "reduced")
 """Kinds whose bytes are pseudo-gradients; everything else is control."""
 POLL = "poll"
-"""Kind of the reads of one byte, which look whether a payload is there."""
+"""Kind of the reads of a payload that is not there yet, and of those of one byte."""
 
 
 def kind_of(key: str) -> str:
@@ -82,10 +82,13 @@ class RecordingStore:
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        counted = POLL if length == 1 and kind_of(key) == "payload" else key
-        self._count(counted, gets=1)
-        data = self.inner.get_range(key, start, length)
-        self._count(counted, down=len(data))
+        is_payload = kind_of(key) == "payload"
+        try:
+            data = self.inner.get_range(key, start, length)
+        except MissingKey:
+            self._count(POLL if is_payload else key, gets=1)
+            raise
+        self._count(POLL if is_payload and length == 1 else key, gets=1, down=len(data))
         return data
 
     def list(self, prefix: str, *, limit: int = LISTED) -> list[ObjectInfo]:

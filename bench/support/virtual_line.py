@@ -19,8 +19,9 @@ import torch
 
 from bench.support.exchanging import BareMember, bare_settings
 from bench.support.line import LineSpec, LineStore
+from bench.support.noted import NotedRequests
 from diloco.protocol.parallel_reads import ExpectedReads, read_parts
-from diloco.store.transfers import Line
+from diloco.store.transfers import BYTES_IN_FLIGHT, Line
 from tests.diloco.model import virtual_time
 from tests.diloco.model.virtual_time import Process, Scheduler
 
@@ -37,17 +38,19 @@ class Exchanged:
 class _LineOfProcess:
     """The line of the replica that runs now."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, budget_bytes: int) -> None:
         self._scheduler = scheduler
+        self._budget_bytes = budget_bytes
         self._lines: dict[Process | None, Line] = {}
 
     def __getattr__(self, name: str) -> Any:
         process = self._scheduler.process
-        line = self._lines.setdefault(process, Line(clock=self._scheduler))
-        return getattr(line, name)
+        if process not in self._lines:
+            self._lines[process] = Line(clock=self._scheduler, budget_bytes=self._budget_bytes)
+        return getattr(self._lines[process], name)
 
 
-class TracedStore(LineStore):
+class TracedStore(NotedRequests, LineStore):
     """A line that records its requests."""
 
     def __init__(self, *given: Any, replica: int, **more: Any) -> None:
@@ -55,44 +58,21 @@ class TracedStore(LineStore):
         self.requests: list[tuple[float, int, str, str]] = []
         self._replica = replica
 
-    def _note(self, verb: str, key: str) -> None:
+    def note(self, verb: str, key: str, *, length: int | None = None) -> None:
         self.requests.append((self._clock.monotonic(), self._replica, verb, key))
-
-    def put(self, key: str, data: Any) -> None:
-        self._note("PUT", key)
-        super().put(key, data)
-
-    def put_stream(self, key: str, make_parts: Any) -> None:
-        self._note("PUT", key)
-        super().put_stream(key, make_parts)
-
-    def create(self, key: str, data: Any) -> bool:
-        self._note("PUT", key)
-        return super().create(key, data)
-
-    def get(self, key: str, *, limit: int | None = None) -> bytes:
-        self._note("GET", key)
-        return super().get(key, limit=limit)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._note("GET", key)
-        return super().get_range(key, start, length)
-
-    def list(self, prefix: str, **more: Any) -> Any:
-        self._note("LIST", prefix)
-        return super().list(prefix, **more)
 
 
 @contextlib.contextmanager
-def virtual() -> Iterator[Scheduler]:
-    """Run exchanges on virtual threads."""
+def virtual(budget_bytes: int) -> Iterator[Scheduler]:
+    """Run exchanges on virtual threads; a replica has ``budget_bytes`` for parts that it reads."""
     scheduler = Scheduler(random.Random(0))
-    line = _LineOfProcess(scheduler)
+    line = _LineOfProcess(scheduler, budget_bytes)
     with contextlib.ExitStack() as stack:
         stack.enter_context(virtual_time.activated(scheduler))
         for name, value in (
             ("exchange.round_exchange.call_in_daemon", virtual_time.call_in_daemon),
             ("protocol.parallel_reads.DaemonPool", virtual_time.ThreadPoolExecutor),
+            ("exchange.reduce.DaemonPool", virtual_time.ThreadPoolExecutor),
         ):
             stack.enter_context(mock.patch(f"diloco.{name}", value))
         for reads in (read_parts, ExpectedReads.__init__):
@@ -104,13 +84,21 @@ def virtual() -> Iterator[Scheduler]:
 
 
 def exchange(
-    line: LineSpec, root: Path, *, replicas: int, plan: str, numel: int, rounds: int, warm: int
+    line: LineSpec,
+    root: Path,
+    *,
+    replicas: int,
+    plan: str,
+    numel: int,
+    rounds: int,
+    warm: int,
+    budget_bytes: int = BYTES_IN_FLIGHT,
 ) -> Exchanged:
     """Run ``warm`` rounds, and then ``rounds`` that are measured; all replicas begin at once."""
     starts: dict[int, float] = {}
     ends: dict[int, float] = {}
     settings = bare_settings(replicas=replicas, plan=plan)
-    with virtual() as scheduler:
+    with virtual(budget_bytes) as scheduler:
         arrived: dict[int, int] = {}
         stores = []
 

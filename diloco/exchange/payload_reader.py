@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -116,37 +116,42 @@ class PayloadReader:
         self._timings = timings
         self._own = own
 
-    def pieces(self, span: Span) -> Iterator[tuple[PlannedContribution, Span, Tensor]]:
-        """Yield (contribution, elements, values) of every contribution in ``span`` (whole blocks):
-        part by part, in each part the contributions in the plan's order, in slices.
+    def pieces(self, *spans: Span) -> Generator[tuple[PlannedContribution, Span, Tensor]]:
+        """Yield (contribution, elements, values) of every contribution in ``spans`` (whole blocks),
+        one span after the other: part by part, in each part the contributions in the plan's order,
+        in slices.
 
-        Values are (slice,) fp32 on the CPU and finite. Raises :class:`CannotReduce`.
+        Values are (slice,) fp32 on the CPU and finite. Raises :class:`CannotReduce`. Callers close
+        it.
         """
-        with contextlib.closing(self._stream(span)) as stream:
-            for part in self._parts(span):
+        with contextlib.closing(self._stream(spans)) as stream:
+            for part in self._parts(spans):
                 for planned in self._plan.contributions:
                     own = self._is_own(planned)
                     pieces = self._own_part(part) if own else self._read_part(planned, part, stream)
                     for where, piece in pieces:
                         yield planned, where, piece
 
-    def ranges(self, span: Span) -> list[Range]:
+    def ranges(self, *spans: Span) -> list[Range]:
         """Return what :meth:`pieces` reads, in this order. Raises :class:`CannotReduce`."""
         others = [one for one in self._plan.contributions if not self._is_own(one)]
-        return [self._range(planned, part) for part in self._parts(span) for planned in others]
+        return [self._range(planned, part) for part in self._parts(spans) for planned in others]
 
-    def _stream(self, span: Span) -> Parts:
+    def _stream(self, spans: Sequence[Span]) -> Parts:
         """Read the other payloads, or take the reads that have begun before the plan."""
-        ranges = self.ranges(span)
+        ranges = self.ranges(*spans)
         begun = self._own.ahead.parts_of(ranges) if self._own and self._own.ahead else None
         return begun or read_parts(self._store, ranges)
 
     def _is_own(self, planned: PlannedContribution) -> bool:
         return self._own is not None and self._own.matches(planned)
 
-    def _parts(self, span: Span) -> list[Span]:
-        """Return the parts of ``span``, cut where a payload's next object begins. Raises
+    def _parts(self, spans: Sequence[Span]) -> list[Span]:
+        """Return the parts of ``spans``, cut where a payload's next object begins. Raises
         :class:`CannotReduce` for a number of objects, or an incarnation, that no payload has."""
+        return [part for span in spans for part in self._parts_of(span)]
+
+    def _parts_of(self, span: Span) -> list[Span]:
         cuts = {span.start, span.stop}
         for planned in self._plan.contributions:
             if not keys.is_incarnation(planned.incarnation):

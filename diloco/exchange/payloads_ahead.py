@@ -19,6 +19,7 @@ from diloco.protocol.blocks import Span, shard_spans
 from diloco.protocol.control_pace import FAILED_POLLS, READ_AHEAD_PAYLOADS
 from diloco.protocol.parallel_reads import ExpectedReads
 from diloco.protocol.records import Plan
+from diloco.protocol.round_decision import shards_of
 from diloco.protocol.round_view import GATHER, SHARDED
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
@@ -37,13 +38,13 @@ def read_ahead(
     the mode and the contributors of ``last``, an earlier plan. Returns None if that cannot be."""
     is_small = last is not None and len(last.contributions) <= READ_AHEAD_PAYLOADS
     plan = _expected_plan(last, info, own) if last and is_small else None
-    span = _own_span(plan, info) if plan else None
-    if plan is None or span is None:
+    spans = _own_spans(plan, info) if plan else []
+    if plan is None or not spans:
         return None
     codec = get_codec(info.codec, topk=settings.topk)
     reader = PayloadReader(store, codec, plan, info.numel, timings=timings, own=own)
     try:
-        ranges = reader.ranges(span)
+        ranges = reader.ranges(*spans)
     except CannotReduce:
         return None
     if len({key for key, _, _ in ranges}) > READ_AHEAD_PAYLOADS:
@@ -65,10 +66,12 @@ def _expected_plan(last: Plan, info: PayloadInfo, own: Own) -> Plan | None:
     return replace(last, round=info.round, fragment=info.fragment, contributions=contributions)
 
 
-def _own_span(plan: Plan, info: PayloadInfo) -> Span | None:
-    """Return the elements that the writer of ``info`` reduces; None if it reduces none."""
+def _own_spans(plan: Plan, info: PayloadInfo) -> list[Span]:
+    """Return the elements that the writer of ``info`` reduces, in order; none if it reduces
+    none."""
     if plan.mode == GATHER:
-        return Span(0, info.numel)
-    if plan.mode == SHARDED and info.replica in plan.owners:
-        return shard_spans(info.numel, len(plan.owners))[plan.owners.index(info.replica)]
-    return None
+        return [Span(0, info.numel)]
+    if plan.mode == SHARDED:
+        spans = shard_spans(info.numel, len(plan.owners))
+        return [spans[shard] for shard in shards_of(plan, info.replica)]
+    return []

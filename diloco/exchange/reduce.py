@@ -16,7 +16,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,18 +35,22 @@ from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import ContentDigest, WeightedSum, digest, rescale
 from diloco.protocol import keys
 from diloco.protocol.blocks import Span, shard_spans
-from diloco.protocol.parallel_reads import ExpectedReads, Range, read_parts
+from diloco.protocol.parallel_reads import ExpectedReads, Parts, Range, read_parts
 from diloco.protocol.payload_size import FULL_MEAN, reduced_codec
 from diloco.protocol.reading import READS
 from diloco.protocol.records import Commit, Plan, PlannedContribution
 from diloco.protocol.round_view import GATHER
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import MakeParts, MissingKey, Store
+from diloco.store.daemon import DaemonPool
 
 __all__ = ["CannotReduce", "Merged", "Own", "Reduction"]
 
 log = logging.getLogger(__name__)
 
+Listed: TypeAlias = Mapping[int, tuple[str, ...]]
+"""The digests of the stored objects by shard."""
+NOTHING: Mapping[int, str] = {}
 SMALLEST_NORM = 1e-30
 """Norm below which a tensor counts as zero in RDA: a weight divided by it can exceed float32."""
 
@@ -112,6 +119,7 @@ class Reduction:
         self._spans = shard_spans(self._numel, len(plan.owners))
         self._vector: Tensor | None = None
         self._reduced_shards: dict[int, str] = {}
+        """Digests of the shards in the merged fragment."""
         self._ahead: ExpectedReads | None = None
 
     @property
@@ -158,22 +166,73 @@ class Reduction:
         with self._timings.measure("reduce"):
             return cosine_of([self.products(merged.vector)])
 
-    def store_shard(self, shard: int) -> str:
-        """Reduce one shard, store it and return its hex digest. Raises :class:`CannotReduce`."""
-        self._sum(self._spans[shard])
-        shard_digest, make_parts = self._encoded(shard)
-        key = keys.reduced_shard(self._plan.round, shard, shard_digest)
-        with self._timings.measure("upload"):
-            self._store.put_stream(key, make_parts)
-        self._reduced_shards[shard] = shard_digest
-        return shard_digest
+    def store_shards(
+        self, shards: Sequence[int], *, listed: Callable[[], Listed] = dict
+    ) -> dict[int, str]:
+        """Reduce shards one after the other, and store each while the next one is summed; return
+        their hex digests. Raises :class:`CannotReduce`.
 
-    def read_ahead(self, reduced: Mapping[int, tuple[str, ...]]) -> None:
-        """Begin to read the shards of a listing, ``reduced`` (digests by shard), if it has one
-        version of each. A commit of other versions drops the reads."""
+        When a shard is stored while another one is not, the shards of a listing (``listed``) are
+        read; what this leaves is read ahead of the commit once all shards are stored.
+        """
+        digests: dict[int, str] = {}
+        storing: list[Future[None]] = []
+        spans = [self._spans[shard] for shard in shards]
+        with (
+            DaemonPool(1, "store_shard") as pool,
+            contextlib.closing(self._payloads.pieces(*spans)) as pieces,
+        ):
+            for shard, span in zip(shards, spans, strict=True):
+                self._sum_pieces(span, pieces)
+                digests[shard], make_parts = self._encoded(shard)
+                self._reduced_shards[shard] = digests[shard]
+                key = keys.reduced_shard(self._plan.round, shard, digests[shard])
+                storing.append(_in_pool(pool, partial(self._store.put_stream, key, make_parts)))
+            later = storing[-1]
+            for stored in storing[:-1]:
+                self._await_stored(stored)
+                found = self._listed_once(listed())
+                if stored is storing[-2]:  # after the uploads, because the pool has one thread
+                    later = _in_pool(pool, partial(self._list_and_read_ahead, listed, found))
+                self._read_early(found)
+            self._await_stored(storing[-1])
+            self._await_stored(later)
+        return digests
+
+    def _await_stored(self, stored: Future[None]) -> None:
+        with self._timings.measure("upload"):
+            stored.result()
+
+    def _list_and_read_ahead(self, listed: Callable[[], Listed], but: Mapping[int, str]) -> None:
+        self.read_ahead(listed(), but=but)
+
+    def _listed_once(self, reduced: Listed) -> dict[int, str]:
+        """Return the digests of the shards that a listing has one version of, and the merged
+        fragment none."""
+        return {
+            shard: digests[0]
+            for shard in range(len(self._spans))
+            if shard not in self._reduced_shards and len(digests := reduced.get(shard, ())) == 1
+        }
+
+    def _read_early(self, digests: Mapping[int, str]) -> None:
+        """Read shards into the merged fragment. :meth:`committed` reads those again of which the
+        commit names another version, or that cannot be read yet."""
+        with (
+            contextlib.suppress(CannotReduce),
+            self._timings.measure("reduce", excluding="download"),
+        ):
+            self._read_shards(digests)
+
+    def read_ahead(self, reduced: Listed, *, but: Mapping[int, str] = NOTHING) -> None:
+        """Begin to read the shards of a listing, if it has one version of each, ``but`` those that
+        are being read. A commit of other versions drops the reads."""
         found = [reduced.get(shard, ()) for shard in range(len(self._spans))]
         if self._ahead is None and all(len(digests) == 1 for digests in found):
-            requests = self._shard_requests([digest for (digest,) in found])
+            missing = self._missing_shards([digest for (digest,) in found])
+            requests = self._shard_requests(
+                {shard: wanted for shard, wanted in missing.items() if shard not in but}
+            )
             clock = self._timings.clock
             self._ahead = ExpectedReads(self._store, requests, clock=clock, polls=None)
 
@@ -185,8 +244,8 @@ class Reduction:
     def committed(self, commit: Commit) -> Merged:
         """Return the mean that ``commit`` applies, from the payloads or from the reduced shards.
 
-        Shards that this process has stored are not read. If a reduced shard cannot be read, the
-        payloads are reduced instead. Raises :class:`CannotReduce`.
+        Shards that this process has stored or read are not read again. If a reduced shard cannot be
+        read, the payloads are reduced instead. Raises :class:`CannotReduce`.
         """
         if self._plan.mode == GATHER:
             return self.gather()
@@ -224,31 +283,42 @@ class Reduction:
 
     def _collect(self, commit: Commit) -> None:
         """Read the reduced shards into the merged fragment. Raises :class:`CannotReduce`."""
-        requests = self._shard_requests(commit.shards)
-        begun = self._ahead.parts_of(requests) if self._ahead else None
+        missing = self._missing_shards(commit.shards)
+        begun = self._ahead.parts_of(self._shard_requests(missing)) if self._ahead else None
+        for shard in self._read_shards(missing, begun):
+            self._read_shard_again(shard, missing[shard])
+
+    def _read_shards(self, digests: Mapping[int, str], begun: Parts | None = None) -> list[int]:
+        """Read shards into the merged fragment, from ``begun`` if these reads have begun; return
+        those that are damaged. Raises :class:`CannotReduce`."""
         damaged: list[int] = []
-        with contextlib.closing(begun or read_parts(self._store, requests)) as stream:
-            for shard in self._missing_shards(commit.shards):
+        stream = begun or read_parts(self._store, self._shard_requests(digests))
+        with contextlib.closing(stream):
+            for shard, shard_digest in digests.items():
                 parts = self._shard_parts(shard)
                 try:
                     bodies = (self._downloaded(stream) for _ in parts)
-                    if not self._put_shard(commit.shards[shard], parts, bodies):
+                    if self._put_shard(shard_digest, parts, bodies):
+                        self._reduced_shards[shard] = shard_digest
+                    else:
                         damaged.append(shard)
                 except MissingKey as error:
                     raise CannotReduce(None, f"expected an object {error}, found none") from None
-        for shard in damaged:
-            self._read_shard_again(shard, commit.shards[shard])
+        return damaged
 
-    def _missing_shards(self, digests: Sequence[str]) -> list[int]:
-        """Return the shards that this process has not reduced to these digests."""
-        numbers = range(len(self._spans))
-        return [shard for shard in numbers if self._reduced_shards.get(shard) != digests[shard]]
+    def _missing_shards(self, digests: Sequence[str]) -> dict[int, str]:
+        """Return the digests of the shards that the merged fragment does not have."""
+        return {
+            shard: wanted
+            for shard, wanted in enumerate(digests)
+            if self._reduced_shards.get(shard) != wanted
+        }
 
-    def _shard_requests(self, digests: Sequence[str]) -> list[Range]:
-        """Return the ranges of the missing shards, in order."""
+    def _shard_requests(self, digests: Mapping[int, str]) -> list[Range]:
+        """Return the ranges of shards, in order."""
         return [
-            (keys.reduced_shard(self._plan.round, shard, digests[shard]), *where)
-            for shard in self._missing_shards(digests)
+            (keys.reduced_shard(self._plan.round, shard, shard_digest), *where)
+            for shard, shard_digest in digests.items()
             for where in self._ranges(shard)
         ]
 
@@ -308,11 +378,21 @@ class Reduction:
     def _sum(self, span: Span) -> None:
         """Write the mean of ``span``, with the residual, into the merged fragment. Raises
         :class:`CannotReduce`."""
+        with contextlib.closing(self._payloads.pieces(span)) as pieces:
+            self._sum_pieces(span, pieces)
+
+    def _sum_pieces(
+        self, span: Span, pieces: Iterator[tuple[PlannedContribution, Span, Tensor]]
+    ) -> None:
+        """Do the same with ``pieces`` that begin with those of ``span``; leaves the others."""
         with self._timings.measure("reduce", excluding="download"):
             first = self._span.start
             total = WeightedSum(self._merged[span.start - first : span.stop - first])
-            for planned, where, piece in self._payloads.pieces(span):
+            left = span.numel * len(self._plan.contributions)
+            while left:
+                planned, where, piece = next(pieces)
                 self._add(total, span.start, planned, where, piece)
+                left -= where.numel
             if self._residual is not None:
                 for where, piece in self._residual.pieces(span):
                     total.add(where.start - span.start, piece, 1.0)
@@ -359,6 +439,16 @@ class Reduction:
                 if not slot.embedding
             ],
         )
+
+
+def _in_pool(pool: DaemonPool, function: Callable[[], None]) -> Future[None]:
+    """Call ``function`` in the thread of a pool, or here if the system starts none."""
+    with contextlib.suppress(RuntimeError):
+        return pool.submit(function)
+    called: Future[None] = Future()
+    function()
+    called.set_result(None)
+    return called
 
 
 def _digest_of(bodies: Iterable[memoryview]) -> str:

@@ -23,7 +23,7 @@ from diloco.protocol.control_pace import READ_AHEAD_PAYLOADS
 from diloco.protocol.parallel_reads import run_both
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan, Refusal
-from diloco.protocol.round_decision import decide, void_unplanned
+from diloco.protocol.round_decision import decide, shards_of, void_unplanned
 from diloco.protocol.round_view import (
     FAR,
     GATHER,
@@ -220,9 +220,7 @@ class RoundSettlement:
             return False
         if plan.mode == GATHER:
             return WHOLE not in self._merges
-        return any(
-            owner == own and shard not in self._merges for shard, owner in enumerate(plan.owners)
-        )
+        return any(shard not in self._merges for shard in shards_of(plan, own))
 
     def _begin_stage(self, candidates: Sequence[Identity], expected: ExpectedWait) -> Stage:
         """Begin to wait for the plan or the commit."""
@@ -294,7 +292,7 @@ class RoundSettlement:
         """Read the commit. In a small sharded round, list the reduced shards at the same time, and
         begin to read them once all are there."""
         plan, observer = self._plan, self._round_observer
-        is_small = plan is not None and len(plan.owners) <= READ_AHEAD_PAYLOADS
+        is_small = plan is not None and len(set(plan.owners)) <= READ_AHEAD_PAYLOADS
         if plan is None or not is_small or plan.mode != SHARDED or not self._is_committing:
             return observer.commit_of(self._round)
         is_due = self._stage.turn.is_due
@@ -417,27 +415,42 @@ class RoundSettlement:
         return self._reduction
 
     def _reduce(self, plan: Plan, shard: int) -> None:
+        """Reduce a shard, with the other shards of this process if it is one of them."""
+        own = shards_of(plan, self._round_observer.identity.replica)
+        shards = [one for one in own if one not in self._merges] if shard in own else [shard]
         damage = ""
         if self._sent and self._is_included(plan):
             with self._timings.measure("upload"):
                 damage = self._sent.damage()
         if damage:
             replica = self._round_observer.identity.replica
-            self._merges[shard] = Merge(
-                failure=f"payload of replica {replica}: {damage}",
-                failed_replica=replica,
+            failure = Merge(
+                failure=f"payload of replica {replica}: {damage}", failed_replica=replica
             )
+            self._merges |= dict.fromkeys(shards, failure)
             return
         reduction = self._reduction_of(plan)
         try:
             if plan.mode == GATHER:
                 self._merged = reduction.gather()
                 self._merges[WHOLE] = Merge(digest=self._merged.digest)
-            else:
-                self._merges[shard] = Merge(digest=reduction.store_shard(shard))
+                return
+            digests = reduction.store_shards(shards, listed=lambda: self._list_stored(plan))
+            self._merges |= {one: Merge(digest=digest) for one, digest in digests.items()}
         except CannotReduce as error:
             log.error("round %d cannot be reduced: %s", plan.round, error)
-            self._merges[shard] = Merge(failure=str(error), failed_replica=error.replica)
+            failure = Merge(failure=str(error), failed_replica=error.replica)
+            self._merges |= dict.fromkeys(shards, failure)
+
+    def _list_stored(self, plan: Plan) -> dict[int, tuple[str, ...]]:
+        """List the reduced shards while this process stores its own; a process without contribution
+        does not read them."""
+        if self._sent is None:
+            return {}
+        listed = self._round_observer.reduced_shards(plan, leases=False)
+        if all(len(listed.get(shard, ())) == 1 for shard in range(len(plan.owners))):
+            self._reduced, self._shard_looks = listed, 0
+        return listed
 
     def _is_included(self, plan: Plan) -> bool:
         """Return whether the plan includes this process's contribution."""

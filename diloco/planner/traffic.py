@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from diloco.protocol.blocks import shard_spans
-from diloco.protocol.reduce_cost import RoundCost, cheapest_plan, round_cost, syncer_cost
+from diloco.protocol.reduce_cost import (
+    RoundCost,
+    cheapest_plan,
+    round_cost,
+    shard_sizes,
+    syncer_cost,
+)
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER
 from diloco.protocol.settings import GroupSettings
 
@@ -67,8 +72,8 @@ def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Tra
     """Return the traffic of a round with the reduce plan ``mode``."""
     replicas, numel = settings.num_replicas, fragment_parameters(settings, parameters)
     codec, topk, mean_codec = settings.codec, settings.topk, settings.mean_codec
-    # A rank's traffic depends only on the size of its shard, and there are few sizes.
-    sizes = [span.numel for span in shard_spans(numel, replicas)]
+    # A rank's traffic depends only on the sizes of its shards, and there are few of them.
+    sizes = shard_sizes(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
     costs = [
         (
             ranks,

@@ -43,10 +43,10 @@ straggler."""
 LISTINGS_PER_ROUND = 3
 """Listings of a replica that lists, in a round without a straggler."""
 READ_AHEAD_PAYLOADS = 8
-"""Contributors up to which payloads are read before there is a plan: each costs a request to look
-for it. The time that this saves is the same in a larger group, in which a round takes longer."""
+"""Contributors up to which payloads are read before there is a plan: each is looked for. The time
+that this saves is the same in a larger group, in which a round takes longer."""
 FAILED_POLLS = 8
-"""Such requests that can find nothing, in a round."""
+"""Such requests that can find nothing, in a round. The others read the payload."""
 
 
 def calm_interval_s(heartbeat_timeout_s: float, *, left_s: float = 0.0) -> float:
@@ -133,7 +133,7 @@ def control_requests(
     round_puts: float = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
     if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
-        round_gets += replicas * (replicas - 1 + FAILED_POLLS / 2)
+        round_gets += replicas * FAILED_POLLS
         round_puts += replicas  # a listing of the reduced shards
     return ControlRequests(
         puts=replicas * timed_puts + rounds * round_puts,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -59,9 +59,10 @@ def _parts(ahead: _ReadAhead) -> Parts:
 class ExpectedReads:
     """Ranges of objects that are expected soon, read before it is certain that they are needed.
 
-    Objects are polled, one byte each, and read once they are there. After ``polls`` that found
-    nothing, the others are left to :meth:`parts_of`. Without ``polls`` they exist. Memory and
-    threads are bounded as in :func:`read_parts`.
+    Objects are polled, one byte each, and read once they are there; one of a single range is polled
+    by reading it, unless the line is full. After ``polls`` that found nothing, the others are left
+    to :meth:`parts_of`. Without ``polls`` they exist. Memory and threads are bounded as in
+    :func:`read_parts`.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class ExpectedReads:
     ) -> None:
         self._requests = list(requests)
         self._is_taken = False
-        poll = None if polls is None else _Polls(clock, polls)
+        ranges = Counter(key for key, _, _ in self._requests)
+        single = {request[0]: request for request in self._requests if ranges[request[0]] == 1}
+        poll = None if polls is None else _Polls(clock, polls, single)
         self._ahead = _ReadAhead(store, self._requests, line, poll)
         self._ahead.expect(dict.fromkeys(key for key, _, _ in self._requests))
 
@@ -102,8 +105,16 @@ class _Polls:
 
     clock: Clock
     left: int
-    polled: set[str] = field(default_factory=set)
+    single: dict[str, Range]
+    """The range of each object of which only one is read. A larger object is read faster if its
+    ranges do not wait for the first one."""
+    tasks: dict[str, Future[None]] = field(default_factory=dict)
+    """Those that poll, by object."""
+    looking: set[str] = field(default_factory=set)
+    """Objects that are being looked for."""
     found: set[str] = field(default_factory=set)
+    read: dict[Range, Future[bytes]] = field(default_factory=dict)
+    """Ranges that polls have read, not yet taken by their reader."""
     is_over: bool = False
     """All ranges are required now, so a missing object is an error."""
 
@@ -141,10 +152,14 @@ class _ReadAhead:
         self.fill()
         with self._lock:
             request, reading = self._ahead[0] if self._ahead else (self._next, None)
-            if reading is None:
+            polling = self._looking_for(request) if reading is None else None
+            if reading is None and polling is None:
                 self._next = next(self._requests, None)
         if request is None:
             return None
+        if polling is not None:
+            polling.exception()  # wait
+            return self.take()
         if reading is None:
             return self._read_here(request)
         reading.exception()  # wait
@@ -173,14 +188,20 @@ class _ReadAhead:
         with self._lock:
             self._closed = True
         self._pool.shutdown(wait=True)
-        for (_, _, size_bytes), _ in self._ahead:
+        polled = self._polls.read if self._polls else {}
+        for _, _, size_bytes in (*polled, *(request for request, _ in self._ahead)):
             self._line.release(size_bytes)
+        polled.clear()
         self._ahead.clear()
 
     def fill(self) -> None:
         """Begin as many reads as the line allows."""
         with self._lock:
             while self._next is not None and not self._closed:
+                if self._polls and (polled := self._polls.read.pop(self._next, None)):
+                    self._ahead.append((self._next, polled))
+                    self._next = next(self._requests, None)
+                    continue
                 if not self._can_begin(self._next[0]):
                     return
                 flight = self._line.begin(self._next[2], alone=not self._ahead)
@@ -210,34 +231,64 @@ class _ReadAhead:
         return self._read(read.request, read.flight)
 
     def _can_begin(self, key: str) -> bool:
-        """Return whether the object exists or is required; begin to poll it otherwise."""
+        """Return whether the object exists or is required, and no poll reads it; begin to poll it
+        otherwise."""
         polls = self._polls
-        if polls is None or polls.is_over or key in polls.found:
+        if polls is None or key in polls.found:
             return True
-        if key not in polls.polled:
-            polls.polled.add(key)
+        if key in polls.looking:
+            return False
+        if not polls.is_over and key not in polls.tasks:
             with contextlib.suppress(RuntimeError):  # the system starts no further thread
-                self._pool.submit(self._poll, polls, key)
-        return False
+                polls.tasks[key] = self._pool.submit(self._poll, polls, key)
+        return polls.is_over
+
+    def _looking_for(self, request: Range | None) -> Future[None] | None:
+        """Return the poll that reads a range now."""
+        polls = self._polls
+        if polls is None or request is None or request[0] not in polls.looking:
+            return None
+        return polls.tasks[request[0]]
 
     def _poll(self, polls: _Polls, key: str) -> None:
-        """Read a byte of an object until it is there, or all objects are required, or too many
-        reads have found nothing."""
+        """Look for an object until it is there, or all objects are required, or too many looks have
+        found nothing."""
         pause_s = FIRST_POLL_S
-        while not (polls.is_over or self._closed):
+        while True:
             with self._lock:
-                if polls.left <= 0:
+                if polls.is_over or self._closed or polls.left <= 0:
                     return
                 polls.left -= 1
-            with contextlib.suppress(StoreError):
-                self._store.get_range(key, 0, 1)
-                with self._lock:
-                    polls.left += 1
-                    polls.found.add(key)
-                self.fill()
+                polls.looking.add(key)
+                request = polls.single.get(key)
+                flight = self._line.begin(request[2], alone=False) if request else None
+            if self._look(polls, key, flight) or polls.is_over:
                 return
             polls.clock.sleep(pause_s)
             pause_s = min(LONGEST_POLL_S, 1.5 * pause_s)
+
+    def _look(self, polls: _Polls, key: str, flight: Flight | None) -> bool:
+        """Read the only range of an object, or without a ``flight`` one byte; return whether the
+        object is there."""
+        request = polls.single[key] if flight else (key, 0, 1)
+        data: bytes | None = None
+        with contextlib.suppress(StoreError):
+            data = self._store.get_range(*request)
+        with self._lock:
+            polls.looking.discard(key)
+            if data is not None:
+                polls.left += 1
+                polls.found.add(key)
+            if flight is not None:
+                self._line.end(flight, complete=data is not None)
+                if data is None:
+                    self._line.release(request[2])
+                else:
+                    read: Future[bytes] = Future()
+                    read.set_result(data)
+                    polls.read[request] = read
+        self.fill()
+        return data is not None
 
     def _read_here(self, request: Range) -> bytes:
         """Read a range in the calling thread, because no other one could be started."""

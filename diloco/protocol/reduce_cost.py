@@ -52,6 +52,10 @@ IN_FLIGHT = 4
 """Concurrent requests."""
 SYNCER_SPEED = 10
 """Bandwidth of the syncer relative to a replica's: it runs in the bucket's region."""
+LARGE_SHARD_PARTS = 8
+"""Parts of the mean from which on an owner has two shards instead of one: the others read the first
+one while it sums and stores the second one. Two small objects would cost more requests than this
+saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,7 @@ def round_cost(
     reduced = _Reduced(numel, codec, mean_codec)
     up = HEADER_BYTES + payload.checked_bytes(whole)
     puts = _uploads(up) + 1
-    others = replicas - 1
+    others, down, gets = replicas - 1, 0, 0
     if mode == GATHER:
         down, gets = others * payload.checked_bytes(whole), others * payload.parts(whole)
         return RoundCost(up=up, down=down, puts=puts, gets=gets)
@@ -145,20 +149,34 @@ def round_cost(
         down, gets = reduced.bytes(whole), reduced.parts(whole)
         return RoundCost(up=up, down=down, puts=puts, gets=gets, stages=2)
     assert mode == SHARDED, mode
-    spans = shard_spans(numel, replicas)
-    own_span = spans[rank]
-    peer_spans = [span for span in spans if span is not own_span]
-    return RoundCost(
-        up=up + reduced.object_bytes(own_span),
-        down=others * payload.checked_bytes(own_span)
-        + reduced.residual_bytes(own_span)
-        + sum(reduced.bytes(span) for span in peer_spans),
-        puts=puts + _uploads(reduced.object_bytes(own_span)),
-        gets=others * payload.parts(own_span)
-        + reduced.residual_parts(own_span)
-        + sum(reduced.parts(span) for span in peer_spans),
-        stages=2,
-    )
+    per_owner = shards_per_owner(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
+    for shard, span in enumerate(shard_spans(numel, replicas * per_owner)):
+        if shard % replicas == rank:
+            up += reduced.object_bytes(span)
+            puts += _uploads(reduced.object_bytes(span))
+            down += others * payload.checked_bytes(span) + reduced.residual_bytes(span)
+            gets += others * payload.parts(span) + reduced.residual_parts(span)
+        else:
+            down += reduced.bytes(span)
+            gets += reduced.parts(span)
+    return RoundCost(up=up, down=down, puts=puts, gets=gets, stages=2)
+
+
+def shard_sizes(
+    *, numel: int, codec: str, replicas: int, mean_codec: str = FULL_MEAN
+) -> list[tuple[int, ...]]:
+    """Return the elements of the shards of each owner, on which alone its cost depends."""
+    per_owner = shards_per_owner(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
+    spans = shard_spans(numel, replicas * per_owner)
+    return [tuple(span.numel for span in spans[rank::replicas]) for rank in range(replicas)]
+
+
+def shards_per_owner(*, numel: int, codec: str, replicas: int, mean_codec: str = FULL_MEAN) -> int:
+    """Return the number of shards of each owner in a sharded round of so many contributors. The
+    first shards of all owners come before their second ones."""
+    largest = shard_spans(numel, replicas)[0]
+    parts = _Reduced(numel, codec, mean_codec).parts(largest)
+    return 2 if parts >= LARGE_SHARD_PARTS else 1
 
 
 def read_back_cost(

@@ -90,7 +90,7 @@ def _decide_commit(
         return Wait(
             FAR, "waiting for the replicas to reduce"
         ), memory  # a syncer does not need the mean
-    own_shards = [WHOLE] if plan.mode == GATHER else _shards_of(plan, view.me.replica)
+    own_shards = [WHOLE] if plan.mode == GATHER else shards_of(plan, view.me.replica)
     missing_shards = [shard for shard in own_shards if shard not in view.merges]
     if missing_shards:
         return Reduce(plan, missing_shards[0]), memory
@@ -194,7 +194,8 @@ def void_unplanned(
     )
 
 
-def _shards_of(plan: Plan, replica: int) -> list[int]:
+def shards_of(plan: Plan, replica: int) -> list[int]:
+    """Return the shards that a replica owns, in the order in which it reduces them."""
     return [shard for shard, owner in enumerate(plan.owners) if owner == replica]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from diloco.protocol.blocks import HEADER_BYTES, MAX_SLICES, block_elements, slice_count
 from diloco.protocol.payload_size import checked_bytes
 from diloco.protocol.records import ContributionRecord, Plan, PlannedContribution, Refusal
-from diloco.protocol.reduce_cost import cheapest_plan
+from diloco.protocol.reduce_cost import cheapest_plan, shards_per_owner
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER, RoundView
 from diloco.protocol.round_weights import MAX_COUNTED, late_replicas, weights_of
 
@@ -190,7 +190,12 @@ def make_plan(
     mode = reduce_mode(view, len(accepted))
     owners: tuple[int, ...] = ()
     if mode == SHARDED:
-        owners = tuple(record.replica for record in accepted)
+        owners = tuple(record.replica for record in accepted) * shards_per_owner(
+            numel=view.numel,
+            codec=settings.codec,
+            replicas=len(accepted),
+            mean_codec=settings.mean_codec,
+        )
     elif mode == SYNCER:
         owners = (min(view.syncers),)
     return Plan(

@@ -238,16 +238,20 @@ class RoundLoop:
 
     def _exchange_round(self, opened: InflightRound) -> ExchangeOutcome:
         """Exchange one round; runs in a background thread."""
-        if opened.sent is None:
-            if opened.is_awaited and self._is_decided(opened.round):
-                return MissedRound()
-            if self.progress.earlier_contributor(opened.round) is None:
-                self.contribute(opened, settles=True)
-            self._lease.update(round=self._promised_round())
-        if self.settings.overlap_steps == 0:
-            self.set_state("waiting")
-        settled = self._settle(opened)
-        return MissedRound() if opened.sent is None else settled
+        try:
+            if opened.sent is None:
+                if opened.is_awaited and self._is_decided(opened.round):
+                    return MissedRound()
+                if self.progress.earlier_contributor(opened.round) is None:
+                    self.contribute(opened, settles=True)
+                self._lease.update(round=self._promised_round())
+            if self.settings.overlap_steps == 0:
+                self.set_state("waiting")
+            settled = self._settle(opened)
+            return MissedRound() if opened.sent is None else settled
+        finally:
+            if opened.sent is not None:  # also after an error before it is settled
+                opened.sent.close()
 
     def _settle(self, opened: InflightRound) -> RoundResult:
         """Settle a round with the contribution of this process or of an earlier one."""

@@ -96,7 +96,9 @@ class Log:
             merged = self.reduction(plan).gather()
             self.commit(round, merged_digest=merged.digest)
             return merged.vector
-        digests = tuple(self.reduction(plan).store_shard(shard) for shard in range(shards))
+        digests = tuple(
+            self.reduction(plan).store_shards([shard])[shard] for shard in range(shards)
+        )
         self.commit(round, shards=digests)
         return self.reduction(plan).committed(self.commits[round]).vector
 

@@ -89,6 +89,7 @@ def make_scenario(rng: random.Random) -> Scenario:
         replicas=replicas,
         spares=1 if fixed else 0,
         syncer=plan == "syncer",
+        large_shards=total_rounds % 3 > 0,  # without a draw, too
         chances=Chances(**chances),
         drains=drains,
         kills=kills,

@@ -69,6 +69,8 @@ class Scenario:
     replicas: int
     spares: int = 0
     syncer: bool = False
+    large_shards: bool = False
+    """Whether each owner has two shards."""
     drains: float = 0.0
     kills: int = 6
     step_s: Mapping[int, float] = field(default_factory=dict)
@@ -273,6 +275,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         token_hex=lambda n: f"{harness.rng.getrandbits(8 * n):0{2 * n}x}",
         randbits=harness.rng.getrandbits,
     )
+    large_parts = 1 if harness.scenario.large_shards else 8
     patches: dict[str, Any] = {
         "diloco.membership.lease.threading": virtual_time.threading,
         "diloco.membership.observer.threading": virtual_time.threading,
@@ -285,6 +288,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.training.background.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.background.wait": virtual_time.wait,
         "diloco.protocol.parallel_reads.DaemonPool": virtual_time.ThreadPoolExecutor,
+        "diloco.exchange.reduce.DaemonPool": virtual_time.ThreadPoolExecutor,
         "diloco.training.final_export.sweep": harness.sweep,
         "diloco.training.group.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.group.wait": virtual_time.wait,
@@ -293,6 +297,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.syncer.SystemClock": lambda: harness.scheduler,
         "diloco.syncer.secrets": secrets,
         "diloco.protocol.blocks.SMALLEST_BLOCK": 256,
+        "diloco.protocol.reduce_cost.LARGE_SHARD_PARTS": large_parts,
         "diloco.protocol.packed_rounds.BLOCK": 2,
         "diloco.training.round_packs.BLOCK": 2,
     }

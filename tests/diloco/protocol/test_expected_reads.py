@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from diloco.store.transfers import Line
 RANGES: list[Range] = [(key, start, 10) for start in range(0, 100, 10) for key in ("a", "b")]
 
 
+WHOLE: list[Range] = [("a", 0, 100), ("b", 0, 100)]
+
+
 class Counted(LocalStore):
     """Counts the reads of each kind."""
 
@@ -22,10 +26,14 @@ class Counted(LocalStore):
         super().__init__(root)
         self.changed = threading.Condition()
         self.polls = self.missed = self.read = 0
+        self.may_read: threading.Event | None = None
+        """Reads of b from 0 on wait for it."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         missed = False
         try:
+            if self.may_read is not None and (key, start) == ("b", 0):
+                assert self.may_read.wait(60)
             return super().get_range(key, start, length)
         except MissingKey:
             missed = True
@@ -50,9 +58,14 @@ def store(tmp_path: Path) -> Counted:
     return Counted(tmp_path)
 
 
-def expect(store: Counted, line: Line | None = None, polls: int = 8) -> ExpectedReads:
+def expect(
+    store: Counted,
+    line: Line | None = None,
+    polls: int = 8,
+    requests: Sequence[Range] = RANGES,
+) -> ExpectedReads:
     clock = SystemClock()
-    return ExpectedReads(store, RANGES, clock=clock, polls=polls, line=line or Line(clock=clock))
+    return ExpectedReads(store, requests, clock=clock, polls=polls, line=line or Line(clock=clock))
 
 
 def put(store: Counted, *keys: str) -> None:
@@ -72,6 +85,43 @@ def test_objects_that_are_there_are_read_before_they_are_required(store: Counted
     assert parts is not None
     assert b"".join(parts) == expected()
     assert (store.polls, store.missed, store.read) == (2, 0, len(RANGES))
+
+
+@pytest.mark.parametrize(("budget_bytes", "polls"), [(200, 0), (5, 2)])
+def test_a_poll_reads_the_only_range_of_an_object_unless_the_line_is_full(
+    store: Counted, budget_bytes: int, polls: int
+) -> None:
+    put(store, "a", "b")
+    line = Line(clock=SystemClock(), budget_bytes=budget_bytes)
+    reads = expect(store, line, requests=WHOLE)
+    store.wait(polls=polls, read=2 - polls)
+    parts = reads.parts_of(WHOLE)
+    assert parts is not None
+    assert list(parts) == 2 * [bytes(range(100))]
+    assert (store.polls, store.read) == (polls, 2)
+    assert (line._in_flight, line._held, line._held_bytes) == (0, 0, 0)
+
+
+def test_a_range_that_a_poll_reads_when_it_is_required_is_read_once(store: Counted) -> None:
+    put(store, "a", "b")
+    store.may_read = threading.Event()
+    reads = expect(store, requests=WHOLE)
+    store.wait(read=1)
+    parts = reads.parts_of(WHOLE)
+    assert parts is not None
+    next(parts)
+    store.may_read.set()
+    assert list(parts) == [bytes(range(100))]
+    assert (store.polls, store.read) == (0, 2)
+
+
+def test_reads_that_polls_have_made_are_dropped_with_the_others(store: Counted) -> None:
+    put(store, "a", "b")
+    line = Line(clock=SystemClock())
+    reads = expect(store, line, requests=[*WHOLE, ("c", 0, 10)])
+    store.wait(read=2)
+    reads.close()
+    assert (line._in_flight, line._held, line._held_bytes) == (0, 0, 0)
 
 
 def test_an_object_that_appears_later_is_found_by_a_poll(store: Counted) -> None:

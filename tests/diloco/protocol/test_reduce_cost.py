@@ -18,7 +18,8 @@ from diloco.protocol.blocks import (
     part_spans,
     shard_spans,
 )
-from diloco.protocol.reduce_cost import cheapest_plan, round_cost
+from diloco.protocol.payload_size import FULL_MEAN
+from diloco.protocol.reduce_cost import cheapest_plan, round_cost, shards_per_owner
 
 NUMEL = 50_003
 """Thirteen blocks of 4,096 elements: unequal shards, and a last block of 851."""
@@ -35,6 +36,17 @@ def test_a_round_transfers_exactly_the_computed_bytes(
         for name in ("fp32", codec):
             case = {"replicas": replicas, "plan": plan, "codec": name, "numel": NUMEL}
             assert differences(one_round(tmp_path / name, **case), **case) == []
+
+
+@pytest.mark.parametrize(("replicas", "per_owner"), [(2, 2), (3, 2), (4, 1)])
+def test_large_shards_are_two_of_each_owner(tmp_path: Path, replicas: int, per_owner: int) -> None:
+    torch.set_num_threads(1)
+    case = {"replicas": replicas, "codec": "fp32", "numel": 2 * NUMEL}
+    with small_cuts(part_bytes=16_384):
+        assert shards_per_owner(**case) == per_owner
+        for mean_codec in (FULL_MEAN, "int8"):
+            round = {**case, "plan": "sharded", "mean_codec": mean_codec}
+            assert differences(one_round(tmp_path / mean_codec, **round), **round) == []
 
 
 @pytest.mark.parametrize("mean_codec", ["int8", "e3m0"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from diloco.protocol.records import Plan
+from diloco.protocol.round_decision import shards_of
 from diloco.protocol.round_view import (
     ListShards,
     MakeCommit,
@@ -24,6 +27,18 @@ def sharded(**changes: object) -> tuple[Plan, dict[str, object]]:
 def test_in_a_sharded_round_each_contributor_owns_a_shard() -> None:
     plan, _ = sharded()
     assert (plan.mode, plan.owners) == ("sharded", (0, 1, 2))
+
+
+def test_an_owner_of_a_large_shard_gets_two_and_reduces_the_first_one_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diloco.protocol.reduce_cost.LARGE_SHARD_PARTS", 1)
+    plan, same = sharded()
+    assert plan.owners == (0, 1, 2, 0, 1, 2)
+    assert shards_of(plan, 1) == [1, 4]
+    watch = Watch()
+    assert watch.at(0, view(1, plan=plan, **same)) == Reduce(plan, 1)
+    assert watch.at(0, view(1, plan=plan, merges={1: Merge(digest="a")}, **same)) == Reduce(plan, 4)
 
 
 def test_a_single_contributor_always_gathers() -> None:

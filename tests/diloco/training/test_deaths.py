@@ -129,7 +129,7 @@ def reduced_again(group: Any, commit: Commit) -> int:
         commit_of={commit.round: commit for commit in group.commits()}.get,
     )
     for shard, digest in enumerate(commit.shards):
-        assert reduction.store_shard(shard) == digest
+        assert reduction.store_shards([shard]) == {shard: digest}
     return len(commit.shards)
 
 

@@ -1,0 +1,168 @@
+"""An owner of two shards stores the first one, and the others read it, while it sums the second."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.support.cuts import small_cuts
+from diloco.clock import SystemClock
+from diloco.codecs import get_codec
+from diloco.exchange.payload import PayloadInfo, PayloadWriter
+from diloco.exchange.reduce import CannotReduce, Reduction
+from diloco.exchange.timings import Timings
+from diloco.model.fragments import Slot
+from diloco.protocol import keys
+from diloco.protocol.records import Commit, Identity, Plan, PlannedContribution
+from diloco.protocol.settings import GroupSettings
+from diloco.store.base import LocalStore, MakeParts
+
+INCARNATION = "00001-00000000"
+NUMEL = 8 * 4096
+SLOTS = (Slot(name="a", shape=(NUMEL,), dtype="float32", numel=NUMEL),)
+IDENTITIES = [Identity(replica=replica, incarnation=INCARNATION) for replica in range(2)]
+
+
+class Counted(LocalStore):
+    """Counts the reads of each object; an upload can wait for ``may_store``."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads: Counter[str] = Counter()
+        self.may_store: dict[str, threading.Event] = {}
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.reads[key.split("/", 2)[-1].split(".")[0]] += 1
+        return super().get_range(key, start, length)
+
+    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        for name, event in self.may_store.items():
+            assert name not in key or event.wait(60)
+        super().put_stream(key, make_parts)
+
+
+@pytest.fixture(autouse=True)
+def cuts() -> Iterator[None]:
+    with small_cuts(part_bytes=16_384):
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Counted:
+    return Counted(tmp_path)
+
+
+@pytest.fixture
+def plan(store: Counted) -> Plan:
+    """A round of two contributors that own two shards each."""
+    contributions = []
+    for identity in IDENTITIES:
+        info = PayloadInfo(round=1, fragment=0, codec="fp32", numel=NUMEL, **vars(identity))
+        vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(identity.replica))
+        packing = PayloadWriter(info, vector, get_codec("fp32"), SLOTS, clock=SystemClock())
+        key = keys.contribution_payload(1, identity.replica, INCARNATION)
+        LocalStore.put_stream(store, key, packing.parts)
+        contributions.append(
+            PlannedContribution(
+                **vars(identity),
+                weight=0.5,
+                tokens=1,
+                new_tokens=1,
+                steps=1,
+                rounds=1,
+                compute_s=1.0,
+                loss=0.0,
+                size_bytes=packing.size_bytes,
+                digest=packing.digest,
+            )
+        )
+    return Plan(
+        round=1,
+        fragment=0,
+        mode="sharded",
+        planner=IDENTITIES[0],
+        contributions=tuple(contributions),
+        owners=(0, 1, 0, 1),
+        wall_s=0.0,
+    )
+
+
+def reduction(store: Counted, plan: Plan) -> Reduction:
+    return Reduction(store, GroupSettings(), plan, SLOTS, timings=Timings(SystemClock()))
+
+
+def committed(*digests: str) -> Commit:
+    return Commit(
+        round=1,
+        fragment=0,
+        committer=IDENTITIES[0],
+        contributors=tuple(IDENTITIES),
+        shards=digests,
+        void="",
+        tokens_total=1,
+        committed_total=1,
+        wall_s=0.0,
+    )
+
+
+def listing(store: Counted) -> dict[int, tuple[str, ...]]:
+    names = [keys.parse_reduced_shard(info.key) for info in store.list(keys.reduced(1))]
+    return {shard: (digest,) for _, shard, digest in filter(None, names)}
+
+
+def test_the_first_shard_is_stored_before_the_second(store: Counted, plan: Plan) -> None:
+    stored: list[list[int]] = []
+    may_store = store.may_store["reduced/00002."] = threading.Event()
+
+    def listed() -> dict[int, tuple[str, ...]]:
+        stored.append([*listing(store)])
+        may_store.set()
+        return {}
+
+    digests = reduction(store, plan).store_shards([0, 2], listed=listed)
+    assert stored == [[0], [0, 2]]
+    assert list(digests) == [0, 2]
+    alone = {n: reduction(store, plan).store_shards([n])[n] for n in (0, 2)}
+    assert digests == alone
+
+
+def test_listed_shards_are_read_once_before_the_commit(store: Counted, plan: Plan) -> None:
+    """The second listing has all shards. Own ones are not read."""
+    digests = reduction(store, plan).store_shards([1, 3])
+    own = reduction(store, plan)
+    listings = iter(({1: (digests[1],), 9: ("a",)}, None))
+    digests |= own.store_shards([0, 2], listed=lambda: next(listings) or listing(store))
+    assert store.reads["reduced/00001"] == 2
+    commit = committed(*(digests[shard] for shard in range(4)))
+    merged = own.committed(commit)
+    found = [store.reads[f"reduced/0000{shard}"] for shard in range(4)]
+    assert found == [0, 2, 0, 2]
+    assert torch.equal(merged.vector, reduction(store, plan).committed(commit).vector)
+
+
+def test_early_versions_that_the_commit_does_not_name_are_replaced(
+    store: Counted, plan: Plan
+) -> None:
+    digests = reduction(store, plan).store_shards([1, 3])
+    hostile, missing = "0" * 64, "f" * 64
+    wrong = torch.ones(NUMEL // 4).numpy().tobytes()
+    store.put(keys.reduced_shard(1, 1, hostile), wrong)
+    for early in ((hostile,), (missing,), (hostile, digests[1])):
+        own = reduction(store, plan)
+        digests |= own.store_shards([0, 2], listed=lambda early=early: {1: early})
+        commit = committed(*(digests[shard] for shard in range(4)))
+        expected = reduction(store, plan).committed(commit)
+        assert torch.equal(own.committed(commit).vector, expected.vector)
+
+
+def test_an_unreadable_payload_ends_the_reduction_of_all_own_shards(
+    store: Counted, plan: Plan
+) -> None:
+    store.delete([keys.contribution_payload(1, 1, INCARNATION)])
+    with pytest.raises(CannotReduce, match="replica 1"):
+        reduction(store, plan).store_shards([0, 2])
