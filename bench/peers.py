@@ -3,14 +3,17 @@
 Both train the demo model with AdamW on the standard library's source, each replica on its half.
 *hivemind* averages the weights of its peers (``hivemind.Optimizer`` with local updates) over
 libp2p. *mean* is the same rule here, through a folder: outer learning rate 1, no momentum; *DiLoCo*
-is the default rule. Columns: held-out loss of the final weights, and steps, of both replicas (peers
-go on training while they look for each other); averagings of both together; for each averaging the
-seconds by which steps were longer than their median, and the CPU seconds of all processes of a
-replica beyond the median step.
+is the default rule. *exact mean* is the rule without any library, both replicas in one process, and
+*alone* the same without an average.
+
+Columns: held-out loss of the final weights, and steps, of both replicas (peers go on training while
+they look for each other); averagings of both together; for each averaging the seconds by which
+steps were longer than their median, and the CPU seconds of all processes of a replica beyond the
+median step.
 
 Usage: python bench/peers.py [--rounds 8] [--every 50], in an environment with hivemind:
     pip install ".[torch]" psutil hivemind==1.1.12
-Without hivemind it prints a notice and exits with status 0.
+Without hivemind it measures the others, and prints a notice.
 """
 
 from __future__ import annotations
@@ -81,17 +84,50 @@ class Meter:
         }
 
 
-def train(system: str, replica: int, place: str, *, rounds: int, every: int) -> None:
-    """Child process: train one replica and print its figures."""
-    torch.set_num_threads(1)
-    settings = diloco.GroupSettings(
+def settings_of(system: str, *, rounds: int, every: int) -> diloco.GroupSettings:
+    return diloco.GroupSettings(
         num_replicas=2, max_replicas=2, start_replicas=2, sync_every=every, total_rounds=rounds,
         batch_size=BATCH, warmup_steps=0, **RULES.get(system, {}),
     )  # fmt: skip
+
+
+def load_training(settings: diloco.GroupSettings, replica: int) -> Any:
+    """The model and the data of a replica."""
     workload = ByteGPTWorkload(eval_bytes=32_768).to_dict()
-    training: Any = load_workload(
-        GroupDocument.new(settings, workload=workload), replica=replica, device="cpu"
-    )
+    document = GroupDocument.new(settings, workload=workload)
+    return load_workload(document, replica=replica, device="cpu")
+
+
+def reference(name: str, *, rounds: int, every: int) -> None:
+    """Train both replicas in this process, and print the row. Without a library no time is lost."""
+    torch.set_num_threads(1)
+    settings = settings_of("mean", rounds=rounds, every=every)
+    replicas = [load_training(settings, number) for number in range(2)]
+    models = [replica.build_model() for replica in replicas]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3) for model in models]
+    for step in range(rounds * every):
+        for replica, model, optimizer in zip(replicas, models, optimizers, strict=True):
+            loss = replica.loss(model, replica.train_batch(step))
+            model.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if name == "exact mean" and (step + 1) % every == 0:
+            with torch.no_grad():
+                for one, other in zip(*(model.parameters() for model in models), strict=True):
+                    one.copy_((one + other) / 2)
+                    other.copy_(one)
+    pairs = zip(replicas, models, strict=True)
+    losses = ", ".join(f"{replica.evaluate(model).loss:.3f}" for replica, model in pairs)
+    steps = f"{rounds * every}, {rounds * every}"
+    averagings = rounds if name == "exact mean" else 0
+    print(f"{name:>10} {losses:>14} {steps:>10} {averagings:>10.0f}", flush=True)
+
+
+def train(system: str, replica: int, place: str, *, rounds: int, every: int) -> None:
+    """Child process: train one replica and print its figures."""
+    torch.set_num_threads(1)
+    settings = settings_of(system, rounds=rounds, every=every)
+    training = load_training(settings, replica)
     model = training.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
@@ -208,12 +244,15 @@ def main() -> None:
     if given.system:
         train(given.system, given.replica, given.place, **sizes)
         return
-    if importlib.util.find_spec("hivemind") is None:
-        print("expected hivemind in this environment, found none: nothing was measured")
-        return
     print(f"{'':>10} {'loss':>14} {'steps':>10} {'averagings':>10} {'waited s':>10} {'CPU s':>8}")
-    for system in ("hivemind", *RULES):
+    for name in ("exact mean", "alone"):
+        reference(name, **sizes)
+    for system in RULES:
         compare(system, **sizes)
+    if importlib.util.find_spec("hivemind") is None:
+        print("expected hivemind in this environment, found none: it was not measured")
+        return
+    compare("hivemind", **sizes)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Run docs/tutorials/your-own-model.md in an empty folder, as a newcomer would.
+"""Run a tutorial of docs/tutorials in an empty folder, as a newcomer would.
 
     python scripts/try_tutorial.py dist
 
-runs its commands and its script as they are written, with the wheel in ``dist``, and prints the
-seconds after each command. The local S3 gets free ports. Exit status: that of the commands.
+runs the commands and the script of ``your-own-model.md`` as they are written, with the wheel in
+``dist``, and prints the seconds after each command. The local S3 gets free ports. Exit status: that
+of the commands.
 """
 
 from __future__ import annotations
@@ -19,40 +20,57 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorials" / "your-own-model.md"
-_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SCRIPT = re.compile(
+    r"^Save this as `(\w+\.py)`.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _S3_PORT = 8333
 _SERVERS = ("master", "volume", "filer", "s3", "admin")
 TIMEOUT_S = 900.0
 
 
-def blocks(kind: str) -> list[str]:
-    """Return the code blocks of a kind (sh, python) in their order."""
-    return [text for found, text in _BLOCK.findall(PAGE.read_text()) if found == kind]
+@dataclass(frozen=True)
+class Tutorial:
+    """A page with commands, and with scripts to save (*Save this as `name.py`*)."""
+
+    page: Path
+
+    @property
+    def text(self) -> str:
+        return self.page.read_text()
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """The scripts by file name."""
+        return dict(_SCRIPT.findall(self.text))
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines that a newcomer types into the shell."""
+        return [line for block in _BLOCK.findall(self.text) for line in block.splitlines()]
+
+    @property
+    def typed_lines(self) -> int:
+        """The number of lines of commands and of the scripts, without empty ones."""
+        script_lines = [line for text in self.scripts.values() for line in text.splitlines()]
+        return len(self.commands) + sum(bool(line) for line in script_lines)
+
+    def shell_program(self, ports: Mapping[str, int], *, after_first: str = "") -> str:
+        """Return the commands as a program of bash. ``after_first`` is inserted after the command
+        that creates the virtual environment."""
+        first, *others = [_with_ports(line, ports) for line in self.commands]
+        lines = ["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+        for line in [first, after_first, *others] if after_first else [first, *others]:
+            # The end of a process in the background counts too, but not that of a server.
+            wait = ["wait $!"] if re.search(r" & \w", line) else []
+            lines += [line, *wait, f'echo "[$SECONDS s] "{_quoted(line)}']
+        return "\n".join(lines) + "\n"
 
 
-def commands() -> list[str]:
-    """Return the lines that a newcomer types into the shell."""
-    return [line for block in blocks("sh") for line in block.splitlines()]
-
-
-def typed_lines() -> int:
-    """Return the number of lines of commands and of the script, without empty ones."""
-    return len(commands()) + sum(bool(line) for line in "".join(blocks("python")).splitlines())
-
-
-def shell_program(ports: Mapping[str, int], *, after_first: str = "") -> str:
-    """Return the commands as a program of bash. ``after_first`` is inserted after the command that
-    creates the virtual environment."""
-    first, *others = [_with_ports(line, ports) for line in commands()]
-    lines = ["set -e", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
-    for line in [first, after_first, *others] if after_first else [first, *others]:
-        # The last one starts a replica in the background, whose end counts too.
-        wait = ["wait $!"] if line == others[-1] else []
-        lines += [line, *wait, f'echo "[$SECONDS s] "{_quoted(line)}']
-    return "\n".join(lines) + "\n"
+OWN_MODEL = Tutorial(Path(__file__).resolve().parent.parent / "docs/tutorials/your-own-model.md")
 
 
 def _with_ports(line: str, ports: Mapping[str, int]) -> str:
@@ -77,21 +95,23 @@ def free_ports() -> dict[str, int]:
 
 
 def run(
+    tutorial: Tutorial,
     dist: Path,
     folder: Path,
     *,
     after_first: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run the tutorial in the empty ``folder`` with the wheel in ``dist``; return the output.
+    """Run the tutorial in ``folder`` with the wheel in ``dist``; return the output.
 
     Raises :class:`subprocess.CalledProcessError` with the output if a command fails.
     """
     shutil.copytree(dist, folder / "dist")
-    (folder / "train.py").write_text("".join(blocks("python")))
+    for name, text in tutorial.scripts.items():
+        (folder / name).write_text(text)
     given = dict(os.environ if environment is None else environment)
     given.pop("REPLICA_RANK", None)
-    command = ["bash", "-c", shell_program(free_ports(), after_first=after_first)]
+    command = ["bash", "-c", tutorial.shell_program(free_ports(), after_first=after_first)]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -117,11 +137,11 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            print(run(arguments.dist, Path(folder)), end="")
+            print(run(OWN_MODEL, arguments.dist, Path(folder)), end="")
         except subprocess.CalledProcessError as error:
             print(f"{error.output}error: expected status 0, found {error.returncode}")
             return 1
-    print(f"typed lines: {typed_lines()}")
+    print(f"typed lines: {OWN_MODEL.typed_lines}")
     return 0
 
 

@@ -87,6 +87,8 @@ class Handler(BaseHTTPRequestHandler):
             self._respond(200, {"id": REPO, "sha": f"{0:040x}", "siblings": []})
         elif path == "/api/validate-yaml":
             self._respond(200, {"errors": [], "warnings": []})
+        elif path[1:].partition("/resolve/")[0] in self.server.others:
+            self._respond(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
         else:
             self._respond(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
 

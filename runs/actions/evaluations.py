@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from runs.bulk import update_row
 from runs.exceptions import ActionRefused, InvalidRun
+from runs.ingest.journal import mark_due
 from runs.local_access import refused_local
 from runs.models import Evaluation, EvaluationAttempt, EvaluationPlan, Run
 from runs.submit.evaluation_plans import MOST_PLANS, check_plan, new_plan, put
@@ -51,7 +52,7 @@ def save_plan(run: Run, draft: PlanDraft, *, actor: User) -> EvaluationPlan:
             done = "changed" if plan.enabled else "added"
             put(draft, plan, actor=actor)
         plan.save()
-        record_event(run, "evaluation", f"{plan} {done}", actor=actor)
+        _record(run, f"{plan} {done}", actor)
         enqueue("evaluations_due")
     return plan
 
@@ -75,7 +76,7 @@ def remove_plan(run: Run, name: str, *, actor: User) -> bool:
             update_row(plan, enabled=False)
         else:
             plan.delete()
-        record_event(run, "evaluation", f"{name} removed", actor=actor)
+        _record(run, f"{name} removed", actor)
     return True
 
 
@@ -102,7 +103,7 @@ def evaluate(run: Run, name: str, *, actor: User, round: int | None = None) -> b
         if not changed:
             changed = _create(plan, number)
         if changed:
-            record_event(run, "evaluation", f"{plan} of round {number} requested", actor=actor)
+            _record(run, f"{plan} of round {number} requested", actor)
             enqueue("evaluations_due")
     return changed
 
@@ -126,8 +127,7 @@ def cancel(run: Run, name: str, round: int, *, actor: User) -> bool:
     with transaction.atomic():
         changed = bool(active.update(state=State.CANCELLING, next_at=timezone.now()))
         if changed:
-            message = f"{plan} of round {round} is being cancelled"
-            record_event(run, "evaluation", message, actor=actor)
+            _record(run, f"{plan} of round {round} is being cancelled", actor)
             enqueue("evaluations_due")
     return changed
 
@@ -137,6 +137,12 @@ def cancel_all(run: Run) -> bool:
     active = Evaluation.objects.filter(run=run, state__in=Evaluation.ACTIVE)
     active.exclude(state=State.CANCELLING).update(state=State.CANCELLING, next_at=timezone.now())
     return active.exists()
+
+
+def _record(run: Run, message: str, actor: User) -> None:
+    """Record an event, and have the change written to the journal."""
+    record_event(run, "evaluation", message, actor=actor)
+    mark_due(run)
 
 
 def _plan(run: Run, name: str) -> EvaluationPlan:

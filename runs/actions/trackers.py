@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from diloco.trackers.opening import KINDS, Destination
 from runs import audit, outbound
+from runs.credentials.tracker_addresses import ADDRESS, move_address
 from runs.credentials.vault import DecryptionError, seal, unseal
 from runs.exceptions import ActionRefused
 from runs.models import ExperimentTracker, Run, RunMirror
@@ -81,7 +82,9 @@ def _kept_secrets(
         if has_new:
             return {}
         raise ValueError(f"{error} Or enter the secrets again") from None
+    stored.pop(ADDRESS, None)
     try:
+        move_address(row)
         before = destination_of(row).address
     except ValueError:  # stored by an earlier version, which did not check it
         before = None

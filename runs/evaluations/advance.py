@@ -33,6 +33,7 @@ from runs.bulk import update_row
 from runs.evaluations import jobs
 from runs.evaluations.results import read_result, store_result
 from runs.evaluations.schedule import LONGEST_WAIT
+from runs.ingest.journal import mark_due
 from runs.ingest.objects import DigestMismatch, check_named
 from runs.ingest.stores import store_for
 from runs.models import Evaluation, EvaluationAttempt, Event
@@ -292,3 +293,4 @@ def _end(row: Evaluation, to: State, reason: str, **more: int) -> None:
             f"{row.plan} of round {row.round} {to}: {message}",
             level=level,
         )
+        mark_due(row.run)

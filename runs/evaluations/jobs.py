@@ -31,6 +31,7 @@ from runs.backends.requirements import evaluation_requirements
 from runs.bulk import update_row
 from runs.credentials import job_secrets
 from runs.evaluations.results import spec_of
+from runs.ingest.journal import mark_due
 from runs.local_access import refused_local
 from runs.models import Evaluation, EvaluationAttempt, Run
 from runs.reconcile.billing import cost_usd, update_total
@@ -41,6 +42,13 @@ from runs.transitions import clean_text
 ENTRYPOINT = "diloco.evaluate"
 LOG_LINES, LOG_CHARS = 100, 16_000
 """End of a job's output that is stored."""
+
+
+def launch_prefix(run: Run) -> str:
+    """Begins the launch keys of a run's evaluations. They have the round, the plan's name and the
+    number of the attempt, and no row id: in a restored database an attempt has the same key, and
+    finds its job instead of starting another."""
+    return f"{run.pk.hex[:12]}-e"
 
 
 def begin_attempt(evaluation: Evaluation) -> EvaluationAttempt | None:
@@ -56,11 +64,12 @@ def begin_attempt(evaluation: Evaluation) -> EvaluationAttempt | None:
         if not update_row(evaluation, is_queued, state=Evaluation.State.RUNNING, message=""):
             return None
         plan.refresh_from_db()  # from here on it keeps its backend
-        last = evaluation.attempts.aggregate(last=Max("number"))["last"] or 0
+        number = (evaluation.attempts.aggregate(last=Max("number"))["last"] or 0) + 1
+        mark_due(evaluation.run)
         return EvaluationAttempt.objects.create(
             evaluation=evaluation,
-            number=last + 1,
-            launch_key=f"{evaluation.run.pk.hex[:12]}-e{evaluation.pk}-{last + 1}",
+            number=number,
+            launch_key=f"{launch_prefix(evaluation.run)}{evaluation.round}-{plan.name}-{number}",
             created_at=now,
             price_usd_h=list_price(plan.backend, plan.hardware, spot=False),
         )

@@ -5,6 +5,8 @@ are finite. A record that is not a result of this evaluation is refused, with th
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -12,6 +14,7 @@ from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationResult, EvaluationSpec
 from diloco.protocol.records import BadRecord
 from diloco.store.base import MissingKey, Store
+from runs.ingest.journal import mark_due
 from runs.ingest.limits import INT_LIMIT
 from runs.ingest.validation import wall
 from runs.metrics.blocks import Points
@@ -50,40 +53,54 @@ def read_result(evaluation: Evaluation, store: Store) -> EvaluationResult | None
     return result
 
 
+def result_columns(result: EvaluationResult) -> dict[str, Any]:
+    """The columns of an evaluation that its result sets."""
+    return {
+        "metrics": {metric.name: [metric.value, metric.stderr] for metric in result.metrics},
+        "tokens": min(result.tokens, INT_LIMIT),
+        "data_digest": clean_text(result.data, 64),
+        "harness": clean_text(result.harness, 32),
+        "device": clean_text(result.device, 80),
+    }
+
+
+def points_of(evaluation: Evaluation, result: EvaluationResult) -> dict[str, Points]:
+    """A point of each metric, by series."""
+    run, number = evaluation.run, evaluation.round
+    tokens = Round.objects.filter(run=run, number=number).values_list("tokens_total", flat=True)
+    tokens_total, wall_s = tokens.first() or 0, wall(result.wall_s, timezone.now()).timestamp()
+    return {
+        series_name(evaluation.plan.name, metric.name): Points.of(
+            step=[number * int(run.settings.sync_every)],
+            round=[number],
+            tokens=[tokens_total],
+            wall_s=[wall_s],
+            value=[metric.value],
+        )
+        for metric in result.metrics
+    }
+
+
 def store_result(evaluation: Evaluation, result: EvaluationResult) -> bool:
     """Store the metrics once, as columns and as points of the run. False if it was done before."""
-    run, plan = evaluation.run, evaluation.plan
-    now = timezone.now()
+    run, number = evaluation.run, evaluation.round
     changes = Changes()
     with transaction.atomic():
         stored = Evaluation.objects.filter(pk=evaluation.pk, state__in=Evaluation.ACTIVE).update(
             state=Evaluation.State.SUCCEEDED,
             message="",
-            metrics={metric.name: [metric.value, metric.stderr] for metric in result.metrics},
-            tokens=min(result.tokens, INT_LIMIT),
-            data_digest=clean_text(result.data, 64),
-            harness=clean_text(result.harness, 32),
-            device=clean_text(result.device, 80),
-            ended_at=now,
+            ended_at=timezone.now(),
+            **result_columns(result),
         )
         if not stored:
             return False
-        number = evaluation.round
-        tokens = Round.objects.filter(run=run, number=number).values_list("tokens_total", flat=True)
-        new = {
-            series_name(plan.name, metric.name): Points.of(
-                step=[number * int(run.settings.sync_every)],
-                round=[number],
-                tokens=[tokens.first() or 0],
-                wall_s=[wall(result.wall_s, now).timestamp()],
-                value=[metric.value],
-            )
-            for metric in result.metrics
-        }
+        new = points_of(evaluation, result)
         add_points(run, None, new, key="round")
         resume_finished(run)
         first = result.metrics[0]
-        record_event(run, "evaluation", f"{plan} of round {number}: {first.name} {first.value:.6g}")
+        message = f"{evaluation.plan} of round {number}: {first.name} {first.value:.6g}"
+        record_event(run, "evaluation", message)
+        mark_due(run)
     changes.points = [(name, None, points) for name, points in new.items()]
     publish_changes(run, changes)
     return True

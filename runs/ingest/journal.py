@@ -1,8 +1,8 @@
 """The journal: the control plane's records of a run, written into the run's own bucket.
 
 Replicas write rounds, metrics and logs to the bucket. Owner, notes, pools, attempts with causes and
-costs, alerts and events exist only in the database. The journal copies them to
-``control/journal/<n>.json``, so that the bucket alone is enough to import the run
+costs, evaluation plans and their jobs, alerts and events exist only in the database. The journal
+copies them to ``control/journal/<n>.json``, so that the bucket alone is enough to import the run
 (:mod:`runs.restore.journal_reader`).
 
 ::
@@ -10,9 +10,10 @@ costs, alerts and events exist only in the database. The journal copies them to
     tick ─► rows that differ from the last written version, and new events ─► one create-once object
 
 A tick writes at most one object, and none if nothing changed. Objects are numbered without gaps. A
-row replaces its earlier versions. An event can be written twice (if the writer dies before it
-records the write); readers drop the duplicate. The journal holds no secrets: credentials are named,
-and texts pass through :func:`runs.transitions.clean_text`.
+row replaces its earlier versions; a deleted evaluation or plan is written with the key ``removed``.
+An event can be written twice (if the writer dies before it records the write); readers drop the
+duplicate. The journal holds no secrets: credentials are named, and texts pass through
+:func:`runs.transitions.clean_text`.
 
 Not in the journal: a replica's progress between two state changes, because it changes at every
 tick; the cost of running attempts; and webhook deliveries, which concern this server only.
@@ -22,12 +23,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F, Model
+from django.db.models import F
 
 from diloco.protocol import keys
 from diloco.protocol.group_document import canonical_json
@@ -35,8 +36,32 @@ from diloco.protocol.parsing import abridged, parse_json
 from diloco.protocol.records import BadRecord
 from diloco.store.base import Store
 from runs.ingest.commands import TRIES, NoFreeNumber
-from runs.models import Alert, Event, Journal, Replica, ReplicaAttempt, ReplicaPool, Run, Webhook
-from runs.states import REPLICA_WORKING, RUN_LIVE, ReplicaState
+from runs.ingest.journal_tables import (
+    Body,
+    alert_body,
+    attempt_body,
+    evaluation_attempt_body,
+    evaluation_body,
+    evaluation_name,
+    evaluation_plan_body,
+    event_body,
+    pool_body,
+    removed_evaluation_body,
+    replica_body,
+    run_body,
+)
+from runs.models import (
+    Alert,
+    Evaluation,
+    EvaluationAttempt,
+    EvaluationPlan,
+    Event,
+    Journal,
+    Replica,
+    ReplicaAttempt,
+    ReplicaPool,
+    Run,
+)
 
 FORMAT, VERSION = "archipelago.journal", 1
 ENTRY_LIMIT = 64 << 20
@@ -49,83 +74,11 @@ WINDOW = 1000
 commit late."""
 
 
-Body = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """The columns of a model that the journal contains, under the same names.
-
-    These are all columns except keys, relations (a body names those differently) and ``omitted``.
-    ``final`` columns are left out while the row is still changing at every tick.
-    """
-
-    model: type[Model]
-    omitted: frozenset[str] = frozenset()
-    final: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(
-            field.name
-            for field in self.model._meta.concrete_fields
-            if not (field.primary_key or field.is_relation or field.name in self.omitted)
-        )
-
-    def body(self, row: Model, *, final: bool = True) -> Body:
-        names = (name for name in self.columns if final or name not in self.final)
-        return {STORED_AS.get(name, name): _value(getattr(row, name)) for name in names}
-
-
-STORED_AS = {
-    "open_until": "closed_until",
-    "requires_intervention": "needs_person",
-    "last_error": "trouble",
-    "notified_at": "told_at",
-}
-"""Keys of the journal that differ from the column. Keys change only with :data:`VERSION`."""
-
-_FROM_BUCKET = {
-    *("rendezvous", "group_settings", "workload", "group_fingerprint", "code_sha256", "model_hash"),
-    *("committed_rounds", "tokens", "eval_loss", "eval_round", "round_s", "bytes_up", "bytes_down"),
-    *("requests", "phase_s", "refused_records", "next_round", "next_command"),
-}
-"""Columns of a run that an import reads from other objects of its bucket."""
-_LOCAL = {
-    *("delete_requested_at", "delete_objects", "last_seen_at", "committed_at"),
-    *("published_event_id", "end_due", "watched_round", "notify"),
-}
-"""Columns of a run that concern one server or database only."""
-_REPORTED = {
-    *("incarnation", "beat_count", "beat_at", "beat_interval_s", "beat_state", "beat_message"),
-    *("beat_observed_s", "beat_judged", "step", "tokens", "loss", "tokens_per_s", "wait_fraction"),
-    *("gpu_busy", "gpu_memory_bytes", "up_bytes_per_s", "down_bytes_per_s"),
-    *("device", "host", "pid"),
-}
-"""Columns of a replica that its heartbeats and telemetry set."""
-
-RUN = Table(
-    model=Run,
-    omitted=frozenset(_FROM_BUCKET | _LOCAL),
-    final=("cost_usd", "train_loss", "tokens_per_s"),  # sums over reporting replicas
-)
-POOL = Table(model=ReplicaPool)
-REPLICA = Table(
-    model=Replica,
-    omitted=frozenset(_REPORTED),
-    final=("state", "state_reason", "state_since", "round"),  # in the heartbeat while it works
-)
-ATTEMPT = Table(model=ReplicaAttempt, final=("cost_usd", "billed_s"))
-ALERT = Table(model=Alert)
-EVENT = Table(model=Event)
-
-_WORKING = REPLICA_WORKING | {ReplicaState.SUSPECT}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One object. ``pools`` are identified by their position in the run, ``replicas`` by their
-    number, ``attempts`` by their launch key, ``alerts`` by kind and subject."""
+    number, ``attempts`` by their launch key, ``evaluation_plans`` by name, ``evaluations`` by plan
+    and round, ``alerts`` by kind and subject."""
 
     n: int
     wall_s: float
@@ -133,11 +86,16 @@ class Entry:
     pools: tuple[Body, ...] = ()
     replicas: tuple[Body, ...] = ()
     attempts: tuple[Body, ...] = ()
+    evaluation_plans: tuple[Body, ...] = ()
+    evaluations: tuple[Body, ...] = ()
+    evaluation_attempts: tuple[Body, ...] = ()
     alerts: tuple[Body, ...] = ()
     events: tuple[Body, ...] = ()
 
     def to_bytes(self) -> bytes:
-        body = {"format": FORMAT, "v": VERSION, **vars(self)}
+        """Empty lists are left out, so that an earlier version reads what it knows."""
+        rows = {name: value for name, value in vars(self).items() if value != ()}
+        body = {"format": FORMAT, "v": VERSION, **rows}
         return json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
 
     @classmethod
@@ -220,6 +178,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
     attempts = ReplicaAttempt.objects.filter(replica__run=run).select_related("replica")
     for attempt in attempts.order_by("replica__number", "number"):
         rows.add("attempts", attempt.launch_key, attempt_body(attempt))
+    _add_evaluations(rows, run)
     alerts = Alert.objects.filter(run=run).select_related("replica", "acknowledged_by")
     for alert in alerts.order_by("pk"):
         rows.add("alerts", f"{alert.kind} {alert.subject}", alert_body(alert))
@@ -232,10 +191,7 @@ def write_journal(run: Run, store: Store, *, now: datetime, changed: bool = True
         n=journal.next_n,
         wall_s=now.timestamp(),
         run=new["run"][0] if new["run"] else None,
-        pools=tuple(new["pools"]),
-        replicas=tuple(new["replicas"]),
-        attempts=tuple(new["attempts"]),
-        alerts=tuple(new["alerts"]),
+        **{name: tuple(new[name]) for name in _LISTS if name != "events"},
         events=tuple(event_body(event) for event in events),
     )
     n = _create(run, store, entry)
@@ -275,6 +231,34 @@ class _Rows:
             known[name] = digest
             self.new[kind].append(body)
 
+    def remove_others(self, kind: str, kept: Iterable[str]) -> Iterator[str]:
+        """Forget written rows whose name is not in ``kept``, and yield their names."""
+        known = self.seen.get(kind, {})
+        for name in sorted(set(known) - set(kept)):
+            del known[name]
+            yield name
+
+
+def _add_evaluations(rows: _Rows, run: Run) -> None:
+    """Add plans, evaluations and their attempts, and those that were deleted."""
+    plans = EvaluationPlan.objects.filter(run=run).select_related("credential", "created_by")
+    plan_bodies = {plan.name: evaluation_plan_body(plan) for plan in plans.order_by("pk")}
+    if not plan_bodies and not rows.seen.get("evaluation_plans"):
+        return
+    for name, body in plan_bodies.items():
+        rows.add("evaluation_plans", name, body)
+    for name in rows.remove_others("evaluation_plans", plan_bodies):
+        rows.new["evaluation_plans"].append({"name": name, "removed": True})
+    evaluations = Evaluation.objects.filter(run=run).select_related("plan").order_by("pk")
+    bodies = {evaluation_name(row): evaluation_body(row) for row in evaluations}
+    for name, body in bodies.items():
+        rows.add("evaluations", name, body)
+    for name in rows.remove_others("evaluations", bodies):
+        rows.new["evaluations"].append(removed_evaluation_body(name))
+    attempts = EvaluationAttempt.objects.filter(evaluation__run=run)
+    for attempt in attempts.select_related("evaluation__plan").order_by("pk"):
+        rows.add("evaluation_attempts", attempt.launch_key, evaluation_attempt_body(attempt))
+
 
 def _without_nan(value: Any) -> Any:
     """Replace NaN and infinities by strings, so that the value has a digest."""
@@ -297,70 +281,3 @@ def _create(run: Run, store: Store, entry: Entry) -> int:
         f"expected {keys.journal(entry.n)} or one of the {TRIES} after it to be free, found all "
         "of them taken"
     )
-
-
-# Rows as they are stored in an entry.
-
-
-def run_body(run: Run) -> Body:
-    credential = run.store_credential
-    return {
-        **RUN.body(run, final=run.state not in RUN_LIVE),
-        "owner": run.owner.get_username(),
-        "store_credential": credential.name if credential else None,
-        "archive": run.archive_id,
-        "notify": _webhook_names(run),
-    }
-
-
-def _webhook_names(run: Run) -> list[str] | None:
-    """Webhooks by name: ids are valid in one database only."""
-    if run.notify is None:
-        return None
-    return sorted(Webhook.objects.filter(pk__in=run.notify).values_list("name", flat=True))
-
-
-def pool_body(pool: ReplicaPool, position: int) -> Body:
-    credential = pool.credential.name if pool.credential else None
-    added_by = pool.added_by.get_username() if pool.added_by else None
-    return {
-        **POOL.body(pool),
-        "place": position,
-        "credential": credential,
-        "added_by": added_by,
-    }
-
-
-def replica_body(replica: Replica, positions: Mapping[int, int]) -> Body:
-    body = REPLICA.body(replica, final=replica.state not in _WORKING)
-    return {**body, "pool": positions[replica.pool_id]}
-
-
-def attempt_body(attempt: ReplicaAttempt) -> Body:
-    body = ATTEMPT.body(attempt, final=attempt.ended_at is not None)
-    return {**body, "replica": attempt.replica.number}
-
-
-def alert_body(alert: Alert) -> Body:
-    seen_by = alert.acknowledged_by
-    return {
-        **ALERT.body(alert),
-        "replica": alert.replica.number if alert.replica else None,
-        "acknowledged_by": seen_by.get_username() if seen_by else None,
-    }
-
-
-def event_body(event: Event) -> Body:
-    return {
-        **EVENT.body(event),
-        "replica": event.replica.number if event.replica else None,
-        "actor": event.actor.get_username() if event.actor else None,
-    }
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if value is None or isinstance(value, bool | int | float | list | dict):
-        return value
-    return str(value)

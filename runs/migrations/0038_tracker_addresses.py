@@ -1,30 +1,24 @@
-"""Move the address of a Weights & Biases server from the secrets of a tracker to its address."""
+"""Move the address of a Weights & Biases server from the secrets of a tracker to its address.
+
+A tracker whose secrets cannot be read now, or whose address is refused, keeps them unchanged:
+:mod:`runs.credentials.tracker_addresses` moves the address, or names what is wrong, when they are used."""
+
+import logging
 
 from django.db import migrations
 
-from diloco.trackers.opening import Destination
-from runs.credentials.vault import DecryptionError, seal, unseal
+from runs.credentials.vault import DecryptionError
+from runs.credentials.tracker_addresses import move_address
 
-ADDRESS = "WANDB_BASE_URL"
+logger = logging.getLogger(__name__)
 
 
 def move(apps, schema_editor):
-    trackers = apps.get_model("runs", "ExperimentTracker").objects.filter(kind="wandb")
-    for tracker in trackers.exclude(sealed=""):
+    for tracker in apps.get_model("runs", "ExperimentTracker").objects.filter(kind="wandb"):
         try:
-            secrets = unseal(tracker.sealed, name=f"tracker {tracker.name}")
-        except DecryptionError:  # its key is lost: an administrator has to enter the secrets again
-            trackers.filter(pk=tracker.pk).update(sealed="", enabled=False)
-            continue
-        if address := secrets.pop(ADDRESS, "").strip():
-            try:
-                Destination(kind="wandb", server=address[:500], project=tracker.project)
-            except ValueError:  # no secret is sent to another server instead
-                trackers.filter(pk=tracker.pk).update(sealed="", enabled=False)
-                continue
-            trackers.filter(pk=tracker.pk).update(
-                server=address[:500], sealed=seal(secrets) if secrets else ""
-            )
+            move_address(tracker)
+        except (DecryptionError, ValueError) as error:
+            logger.warning("tracker %s: %s", tracker.name, error)
 
 
 class Migration(migrations.Migration):

@@ -79,14 +79,19 @@ def update_total(run: Run) -> bool:
     """Update the cost of the run: attempts of replicas and of evaluations, and traffic. False if it
     is the same."""
     traffic = traffic_usd(run)
+    total = traffic + attempts_usd(run)
+    if run.cost_usd == total and run.traffic_usd == traffic:
+        return False
+    return update_row(run, cost_usd=total, traffic_usd=traffic)
+
+
+def attempts_usd(run: Run) -> float:
+    """The cost of all attempts of replicas and of evaluations, as far as it is known."""
     parts = (
         ReplicaAttempt.objects.filter(replica__run=run),
         EvaluationAttempt.objects.filter(evaluation__run=run),
     )
-    total = traffic + sum(part.aggregate(sum=Sum("cost_usd"))["sum"] or 0.0 for part in parts)
-    if run.cost_usd == total and run.traffic_usd == traffic:
-        return False
-    return update_row(run, cost_usd=total, traffic_usd=traffic)
+    return sum(part.aggregate(sum=Sum("cost_usd"))["sum"] or 0.0 for part in parts)
 
 
 def traffic_usd(run: Run) -> float:

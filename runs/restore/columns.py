@@ -12,7 +12,7 @@ from django.db import models
 
 from diloco.protocol.parsing import abridged
 from runs.exceptions import ActionRefused
-from runs.ingest.journal import STORED_AS
+from runs.ingest.journal_tables import STORED_AS
 from runs.models import Run
 from runs.times import is_wall_time
 

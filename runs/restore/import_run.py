@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
 from django.db import DatabaseError, models, transaction
-from django.db.models import Sum
 from django.utils import timezone
 
 from diloco.protocol import keys, ownership
@@ -36,7 +35,7 @@ from diloco.store.base import MissingKey, ObjectTooLarge, Store
 from diloco.store.location import canonical
 from executors.base import PendingCause
 from runs.exceptions import ActionRefused, InvalidRun
-from runs.ingest import journal
+from runs.ingest import journal, journal_tables
 from runs.ingest.checkpoints import import_checkpoints, store_final
 from runs.ingest.leases import Leases, read_leases, store_leases
 from runs.ingest.stores import store_for
@@ -48,11 +47,11 @@ from runs.models import (
     Event,
     Journal,
     Replica,
-    ReplicaAttempt,
     ReplicaPool,
     Run,
     Webhook,
 )
+from runs.reconcile.billing import attempts_usd
 from runs.restore.bucket_reader import (
     document,
     final,
@@ -61,6 +60,7 @@ from runs.restore.bucket_reader import (
     read_telemetry,
 )
 from runs.restore.columns import columns, moment
+from runs.restore.evaluation_import import read_evaluations, store_evaluations, written_names
 from runs.restore.journal_reader import JournalState, read_journal
 from runs.restore.journal_rows import store_alerts, store_attempts, store_events
 from runs.states import RUN_ENDED, ReplicaState, RunState
@@ -79,8 +79,9 @@ OWN_CLOCK: Mapping[str, frozenset[str]] = {
     "Run": frozenset({"last_seen_at", "committed_at"}),
     "Replica": frozenset({"beat_at", "beat_observed_s", "beat_judged"}),
     "TelemetryCursor": frozenset({"moved_at"}),
+    "Evaluation": frozenset({"next_at"}),
 }
-"""Columns with a time of observation. An import sets them to now."""
+"""Columns with a time of observation or of a next step. An import sets them to now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +168,10 @@ class _Import:
         if result is not None:
             store_final(run, store, result, now=now)
         store_leases(run, list(run.replicas.all()), leases, now=now)
+        evaluations = read_evaluations(run, store, journal_state, self.remarks, self._credential)
         with transaction.atomic():
             store_attempts(run, journal_state, self.remarks)
+            store_evaluations(run, evaluations, journal_state, self.remarks)
             store_alerts(run, journal_state)
             store_events(run, journal_state, self.remarks)
             # Only now, because events show which replicas were catching up.
@@ -264,7 +267,7 @@ class _Import:
         now = timezone.now()
         pools: dict[int, ReplicaPool] = {}
         for position, body in sorted(journal_state.pools.items()):
-            pool = ReplicaPool(run=run, **columns(ReplicaPool, body, journal.POOL.columns))
+            pool = ReplicaPool(run=run, **columns(ReplicaPool, body, journal_tables.POOL.columns))
             if body.get("credential"):
                 pool.credential = self._credential(body["credential"], pool.backend)
             self._set_adder(pool, body.get("added_by"))
@@ -307,7 +310,7 @@ class _Import:
 
     def _states(self, run: Run, journal_state: JournalState, store: Store, *, reason: str) -> None:
         for number, body in journal_state.replicas.items():
-            names = journal.REPLICA.columns
+            names = journal_tables.REPLICA.columns
             fields = columns(Replica, body, names)
             if fields.get("pending_cause", "") not in ("", *PendingCause):
                 raise ActionRefused(
@@ -318,7 +321,7 @@ class _Import:
                 fields |= {"state": ReplicaState.SYNCING, "state_reason": "imported"}
             Replica.objects.filter(run=run, number=number).update(**fields)
         archive, notify = journal_state.run.get("archive"), journal_state.run.get("notify")
-        fields = columns(Run, journal_state.run, journal.RUN.columns)
+        fields = columns(Run, journal_state.run, journal_tables.RUN.columns)
         if not journal_state.run:
             fields = _state_without_journal(reason)
         fields["notify"] = self._notify(notify if isinstance(notify, list) else None)
@@ -326,8 +329,7 @@ class _Import:
             fields["archive_id"] = archive
         elif archive:
             fields["archive_id"] = self._archive(store, str(archive))
-        spent = ReplicaAttempt.objects.filter(replica__run=run).aggregate(sum=Sum("cost_usd"))
-        fields.setdefault("cost_usd", spent["sum"] or 0.0)
+        fields.setdefault("cost_usd", attempts_usd(run))
         fields["next_command"] = next_command(store)
         run.refresh_from_db(fields=["committed_rounds"])
         fields["watched_round"] = run.committed_rounds  # the journal has the alerts up to here
@@ -337,7 +339,7 @@ class _Import:
             run=run,
             next_n=journal_state.next_n,
             event_id=max(events, default=0),
-            seen={"events": events[-journal.WINDOW :]},
+            seen={"events": events[-journal.WINDOW :], **written_names(run)},
         )
 
     def _archive(self, store: Store, sha256: str) -> str | None:

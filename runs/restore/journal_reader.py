@@ -16,7 +16,8 @@ from diloco.protocol import keys
 from diloco.protocol.parsing import abridged, check_storable
 from diloco.protocol.records import BadRecord
 from diloco.store.base import MissingKey, NotAnObject, ObjectTooLarge, Store
-from runs.ingest.journal import ENTRY_LIMIT, Body, Entry
+from runs.ingest.journal import ENTRY_LIMIT, Entry
+from runs.ingest.journal_tables import Body
 
 REPLICA_LIMIT = 99_999
 
@@ -25,12 +26,27 @@ _REQUIRED: Mapping[str, Mapping[str, type]] = {
     "pools": {"place": int, "backend": str, "count": int},
     "replicas": {"number": int, "pool": int},
     "attempts": {"launch_key": str, "number": int, "replica": int, "created_at": str},
+    "evaluation_plans": {"name": str, "spec": dict, "backend": str, "created_at": str},
+    "evaluations": {"plan": str, "round": int, "state": str, "created_at": str},
+    "evaluation_attempts": {
+        "launch_key": str,
+        "plan": str,
+        "round": int,
+        "number": int,
+        "created_at": str,
+    },
     "alerts": {"kind": str, "subject": str},
     "events": {"at": str, "kind": str},
 }
+_REMOVED: Mapping[str, Mapping[str, type]] = {
+    "evaluation_plans": {"name": str},
+    "evaluations": {"plan": str, "round": int},
+}
+"""Fields of a row that was deleted."""
 _OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "run": {"owner": (str,), "store_credential": (str,), "archive": (str,), "notify": (list,)},
     "pools": {"credential": (str,), "added_by": (str,)},
+    "evaluation_plans": {"credential": (str,), "created_by": (str,)},
     "alerts": {"replica": (int,), "acknowledged_by": (str,)},
     "events": {"replica": (int,), "actor": (str,)},
 }
@@ -45,6 +61,9 @@ class JournalState:
     pools: dict[int, Body] = field(default_factory=dict)
     replicas: dict[int, Body] = field(default_factory=dict)
     attempts: dict[str, Body] = field(default_factory=dict)
+    evaluation_plans: dict[str, Body] = field(default_factory=dict)
+    evaluations: dict[tuple[str, int], Body] = field(default_factory=dict)
+    evaluation_attempts: dict[str, Body] = field(default_factory=dict)
     alerts: dict[tuple[str, str], Body] = field(default_factory=dict)
     events: list[Body] = field(default_factory=list)
     next_n: int = 1
@@ -101,7 +120,8 @@ def _check(kind: str, body: Body) -> None:
         check_storable(body, f"journal: {kind}")
     except ValueError as error:
         raise BadRecord(str(error)) from None
-    for name, wanted in _REQUIRED[kind].items():
+    is_removed = kind in _REMOVED and body.get("removed") is True
+    for name, wanted in (_REMOVED if is_removed else _REQUIRED)[kind].items():
         if not _is(body.get(name), (wanted,)):
             found = abridged(body[name]) if name in body else "none"
             raise BadRecord(f"journal: {kind}.{name}: expected {wanted.__name__}, found {found}")
@@ -127,9 +147,20 @@ def _add(result: JournalState, known: set[str], entry: Entry) -> None:
     result.pools |= {body["place"]: body for body in entry.pools}
     result.replicas |= {body["number"]: body for body in entry.replicas}
     result.attempts |= {body["launch_key"]: body for body in entry.attempts}
+    _update(result.evaluation_plans, {b["name"]: b for b in entry.evaluation_plans})
+    _update(result.evaluations, {(b["plan"], b["round"]): b for b in entry.evaluations})
+    result.evaluation_attempts |= {b["launch_key"]: b for b in entry.evaluation_attempts}
     result.alerts |= {(body["kind"], body["subject"]): body for body in entry.alerts}
     for event in entry.events:
         name = json.dumps(event, sort_keys=True)
         if name not in known:
             known.add(name)
             result.events.append(event)
+
+
+def _update(rows: dict[Any, Body], changes: Mapping[Any, Body]) -> None:
+    for key, body in changes.items():
+        if body.get("removed") is True:
+            rows.pop(key, None)
+        else:
+            rows[key] = body

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from runs.exceptions import ActionRefused
-from runs.ingest import journal
+from runs.ingest import journal_tables
 from runs.models import Alert, Event, Replica, ReplicaAttempt, Run
 from runs.reconcile.billing import cost_usd
 from runs.restore.columns import columns
@@ -18,7 +18,7 @@ from runs.restore.journal_reader import JournalState
 def store_attempts(run: Run, journal_state: JournalState, remarks: list[str]) -> None:
     """Store all attempts; the cost of open ones is calculated up to now."""
     replicas = {r.number: r for r in run.replicas.all()}
-    names = journal.ATTEMPT.columns
+    names = journal_tables.ATTEMPT.columns
     known: set[tuple[int, int]] = set()
     attempts: list[ReplicaAttempt] = []
     for key, body in journal_state.attempts.items():
@@ -53,7 +53,7 @@ def store_alerts(run: Run, journal_state: JournalState) -> None:
     users = {user.username: user for user in User.objects.filter(username__in=names)}
     alerts = []
     for body in journal_state.alerts.values():
-        alert = Alert(run=run, **columns(Alert, body, journal.ALERT.columns))
+        alert = Alert(run=run, **columns(Alert, body, journal_tables.ALERT.columns))
         alert.replica = replicas.get(body.get("replica", -1))
         alert.acknowledged_by = users.get(str(body.get("acknowledged_by")))
         alerts.append(alert)
@@ -76,7 +76,7 @@ def store_events(run: Run, journal_state: JournalState, remarks: list[str]) -> N
             run=run,
             replica=replicas.get(body.get("replica", -1)),
             actor=actors.get(body.get("actor", "")),
-            **columns(Event, body, journal.EVENT.columns),
+            **columns(Event, body, journal_tables.EVENT.columns),
         )
         for body in journal_state.events
     ]

@@ -22,6 +22,7 @@ from django.utils import timezone
 from diloco.trackers.base import MirroredRun, Outcome, Tracker, TrackerError, TrackerRow
 from diloco.trackers.opening import KINDS, Destination, open_tracker
 from executors.base import AccountError
+from runs.credentials.tracker_addresses import move_address
 from runs.credentials.vault import unseal
 from runs.json_values import mapping
 from runs.models import Event, ExperimentTracker, Run, RunMirror
@@ -78,6 +79,7 @@ def open_stored(tracker: ExperimentTracker) -> Tracker:
     that opens its own connections has its address checked here. Raises :class:`TrackerError` for
     another address."""
     try:
+        move_address(tracker)
         destination = destination_of(tracker)
         if destination.kind == "wandb":
             check_url(destination.address)

@@ -213,3 +213,22 @@ def test_pictures_have_a_title_and_a_dark_palette() -> None:
     for path in sorted((ROOT / "docs" / "images").glob("*.svg")):
         text = path.read_text()
         assert "<title" in text and "prefers-color-scheme: dark" in text, path.name
+
+
+def test_each_statement_about_another_system_has_a_source() -> None:
+    table, sources = (
+        [
+            [cell.strip() for cell in line.strip("| ").split(" | ")]
+            for line in part.splitlines()
+            if line.startswith("| ") and not line.startswith("| ---")
+        ]
+        for part in (
+            _text("docs/comparison.md").partition("## When to use which")[0],
+            _section("docs/comparison.md", "## Sources"),
+        )
+    )
+    assert [row[0] for row in sources[1:]] == [row[0] for row in table[1:]]
+    assert sources[0][-5:] == table[0][-5:]
+    for statements, links in zip(table[1:], sources[1:], strict=True):
+        for statement, link in zip(statements[2:], links[1:], strict=True):
+            assert link.startswith("[") or (statement, link) == ("no", "-"), (statements[0], link)

@@ -15,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from scripts import try_tutorial
+from scripts.try_tutorial import OWN_MODEL
 from tests.wheel import build_wheel
 
 USED = ("PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS")
 
 
 def test_it_has_less_than_20_lines_to_type() -> None:
-    assert try_tutorial.typed_lines() < 20
-    script = [line for line in "".join(try_tutorial.blocks("python")).splitlines() if line]
-    assert len(try_tutorial.commands()) == 5
-    assert f"five commands and a script of {len(script)} lines" in try_tutorial.PAGE.read_text()
+    assert OWN_MODEL.typed_lines < 20
+    script = [line for line in OWN_MODEL.scripts["train.py"].splitlines() if line]
+    assert len(OWN_MODEL.commands) == 5
+    assert f"five commands and a script of {len(script)} lines" in OWN_MODEL.text
 
 
 @pytest.mark.slow(minutes=2)
@@ -41,6 +42,7 @@ def test_two_replicas_train_from_the_wheel(
     }
     try:
         shown = try_tutorial.run(
+            OWN_MODEL,
             build_wheel(tmp_path_factory).parent,
             tmp_path,
             after_first=(  # the setuptools of a new environment is older than torch's

@@ -11,10 +11,12 @@ from django.db import models
 
 from runs.restore import import_run
 
-IDS = {
-    "Run": {"published_event_id"},
+NOT_IMPORTED = {
+    "Run": {"published_event_id"},  # a row id
+    "EvaluationPlan": {"considered"},  # all checkpoints are considered again
+    "EvaluationAttempt": {"log"},  # the journal has no output of jobs
 }
-"""Columns that hold row ids."""
+"""Columns that an import does not restore."""
 NAMES: dict[str, Callable[[Any], Any]] = {
     "run": lambda run: run.pk,
     "owner": lambda user: user.username,
@@ -25,6 +27,9 @@ NAMES: dict[str, Callable[[Any], Any]] = {
     "archive": lambda archive: archive.pk,
     "replica": lambda replica: replica.number,
     "round": lambda row: row.number,
+    "plan": lambda plan: plan.name,
+    "evaluation": lambda evaluation: [evaluation.plan.name, evaluation.round],
+    "created_by": lambda user: user.username,
     "pool": lambda pool: [p.pk for p in pool.run.pools.order_by("pk")].index(pool.pk),
 }
 """References to other rows, by a value that a restored row has too."""
@@ -39,6 +44,9 @@ ROWS = {
     "Event": "run",
     "MetricBlock": "run",
     "LogLine": "replica__run",
+    "EvaluationPlan": "run",
+    "Evaluation": "run",
+    "EvaluationAttempt": "evaluation__run",
     "Alert": "run",
     "TelemetryCursor": "replica__run",
 }
@@ -50,7 +58,7 @@ def rows(run: Any, *, but: dict[str, set[str]] | None = None) -> dict[str, list[
     for name, path in ROWS.items():
         model = apps.get_model("runs", name)
         left_out = {"id"} if name != "Run" else set()
-        left_out |= IDS.get(name, set()) | import_run.OWN_CLOCK.get(name, frozenset())
+        left_out |= NOT_IMPORTED.get(name, set()) | import_run.OWN_CLOCK.get(name, frozenset())
         left_out |= (but or {}).get(name, set())
         fields = [f for f in model._meta.concrete_fields if f.name not in left_out]
         values = [

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from runs.credentials.tracker_addresses import move_address
 from runs.credentials.vault import DecryptionError, reseal
 from runs.models import Credential, ExperimentTracker, Webhook
 
@@ -29,9 +30,14 @@ class Command(BaseCommand):
         ]
         for row in rows:
             try:
-                sealed = reseal(row.sealed, name=row.name)
+                if isinstance(row, ExperimentTracker):
+                    move_address(row)
+                sealed = reseal(row.sealed, name=row.name) if row.sealed else ""
             except DecryptionError as error:
                 failed.append(str(error))
+                continue
+            except ValueError as error:
+                failed.append(f"tracker {row.name}: {error}")
                 continue
             # A row that changed meanwhile is already encrypted with the first key.
             unchanged = type(row)._default_manager.filter(pk=row.pk, sealed=row.sealed)

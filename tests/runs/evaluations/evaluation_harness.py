@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from django.utils import timezone
 
 from diloco.protocol import keys
 from diloco.protocol.evaluation import EvaluationMetric, EvaluationResult, EvaluationSpec
 from executors.base import Cause
 from runs.actions import evaluations
+from runs.backends.code_bundle import CodeBundle
 from runs.evaluations import advance, schedule
 from runs.metrics import charts
 from runs.models import Checkpoint, Evaluation, EvaluationAttempt, Run
@@ -21,6 +23,16 @@ DIGEST = "d" * 64
 
 class Killed(BaseException):
     """The worker was killed: no handler of the product sees it."""
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, executor: w.FakeExecutor) -> None:
+    """Let evaluations have the jobs of ``executor``, and no task queue."""
+    for module in ("evaluations.jobs", "backends.attempt_log"):
+        monkeypatch.setattr(f"runs.{module}.executor_of", lambda backend, credential: executor)
+    bundle = CodeBundle(data=b"code", sha256="c" * 64)
+    monkeypatch.setattr("runs.evaluations.jobs.make_bundle", lambda: bundle)
+    for module in ("evaluations.schedule", "actions.evaluations"):
+        monkeypatch.setattr(f"runs.{module}.enqueue", lambda task, *args, **more: None)
 
 
 class Evaluations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -16,7 +15,7 @@ from django.utils import timezone
 from diloco.trackers.base import MirroredRun, Outcome, TrackerError, TrackerRow
 from diloco.trackers.opening import Destination
 from runs.actions import trackers as actions
-from runs.credentials.vault import seal, unseal
+from runs.credentials.vault import unseal
 from runs.metrics.blocks import Points
 from runs.metrics.downsampling import add_points
 from runs.models import ExperimentTracker, Replica, Run, RunMirror
@@ -355,26 +354,6 @@ def test_the_address_of_a_wandb_server_is_checked(run: Run, settings: Any) -> No
     row.refresh_from_db()
     with pytest.raises(TrackerError, match="expected a public address"):
         mirror.open_stored(row)
-
-
-def test_an_earlier_wandb_address_moves_out_of_the_secrets(run: Run) -> None:
-    from django.apps import apps
-
-    migration = importlib.import_module("runs.migrations.0038_tracker_addresses")
-    columns = {"kind": "wandb", "project": "p", "created_at": timezone.now()}
-    secrets = {"WANDB_API_KEY": "key", "WANDB_BASE_URL": "https://wb.example"}
-    own = ExperimentTracker.objects.create(name="own", sealed=seal(secrets), **columns)
-    lost = ExperimentTracker.objects.create(name="lost", sealed="x" * 100, **columns)
-    wrong = seal({"WANDB_API_KEY": "key", "WANDB_BASE_URL": "http://u:p@wb.example"})
-    bad = ExperimentTracker.objects.create(name="bad", sealed=wrong, **columns)
-    migration.move(apps, None)
-    own.refresh_from_db()
-    lost.refresh_from_db()
-    assert own.server == "https://wb.example"
-    assert unseal(own.sealed, name="own") == {"WANDB_API_KEY": "key"}
-    assert (lost.sealed, lost.enabled) == ("", False)
-    bad.refresh_from_db()
-    assert (bad.server, bad.sealed, bad.enabled) == ("", "", False)
 
 
 def test_secrets_can_be_entered_again_when_the_stored_ones_cannot_be_read(run: Run) -> None:
