@@ -1,8 +1,12 @@
 # The commands of this repository. Each target first sets up what it needs, which is immediate the
 # second time.
 
-# The first Python that is new enough. Without one, the set-up prints what is missing.
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+# The first Python that is new enough. Distributions compile theirs with profile-guided optimization:
+# the tests take two thirds of the time that they take with one that pyenv compiled. Without any, the
+# set-up prints what is missing.
+PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys, venv; \
+	sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo /usr/bin/python3 && exit; \
+	for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; \
 	done)
 # With compiled modules Python starts in half the time.
