@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from runs import audit
 from runs.actions.lifecycle import TAG_LENGTH, parse_tags
+from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import Budget
 from runs.task_queue import enqueue
@@ -46,13 +47,15 @@ def save_budget(
         row.evaluated_at = row.period_start = None
     try:
         with transaction.atomic():
-            row.save()
+            save(row)
             detail = f"${amount_usd:g} a {period}, warning at {warn_at:.0%}"
             audit.record("budget.saved", actor=actor, target=f"{scope} {name}", detail=detail)
             enqueue("evaluate_budgets")
-    except IntegrityError:
+    except AlreadyUsed:
         message = f"expected no other budget of {scope} {name} a {period}, found one: change it"
         raise InvalidRun("name", message) from None
+    except DeletedMeanwhile:
+        raise InvalidRun("", "the budget has been deleted meanwhile") from None
     return row
 
 

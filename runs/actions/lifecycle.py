@@ -27,7 +27,8 @@ from django.utils import timezone
 from runs.actions.retained_spend import end_tags
 from runs.backends import budgets, circuit_breaker
 from runs.exceptions import ActionRefused
-from runs.models import Checkpoint, Journal, ReplicaAttempt, ReplicaPool, Run
+from runs.ingest.journal import mark_due
+from runs.models import Checkpoint, ReplicaAttempt, ReplicaPool, Run
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
 from runs.submit import prefixes
 from runs.submit.create import add_replicas
@@ -237,7 +238,7 @@ def parse_tags(tags: Iterable[str]) -> list[str]:
 
 def note_in_journal(run: Run) -> None:
     """Mark the journal as due, also for an ended run without control ticks."""
-    Journal.objects.update_or_create(run=run, defaults={"due": True})
+    mark_due(run)
     enqueue("reconcile_run", str(run.pk))
 
 

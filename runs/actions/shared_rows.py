@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from runs import permissions
+from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.exceptions import ActionRefused
 from runs.models import Board, RunView, SavedView
 
@@ -99,13 +99,10 @@ def store(row: S) -> S:
     deleted."""
     row.changed_at = timezone.now()
     try:
-        with transaction.atomic():
-            row.save(force_update=row.pk is not None)
-    except IntegrityError:  # two concurrent requests
+        save(row)
+    except AlreadyUsed:
         raise _taken(row, row.name) from None
-    except DatabaseError:
-        if row.pk is None or type(row).objects.filter(pk=row.pk).exists():
-            raise
+    except DeletedMeanwhile:
         raise ActionRefused(f"{row.name!r} has been deleted meanwhile") from None
     return row
 

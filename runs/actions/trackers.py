@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from diloco.trackers.opening import KINDS, Destination
 from runs import audit, outbound
+from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.credentials.tracker_addresses import ADDRESS, move_address
 from runs.credentials.vault import DecryptionError, seal, unseal
 from runs.exceptions import ActionRefused
@@ -47,25 +48,27 @@ def save_tracker(
     if destination.has_address:
         outbound.check_url(destination.address)
     row = tracker or ExperimentTracker(created_by=actor, created_at=timezone.now())
-    others = ExperimentTracker.objects.exclude(pk=row.pk or 0)
-    if others.filter(name=name).exists():
-        raise ValueError(f"Name: enter another one; a tracker is already named {name}")
     entered = {key: value.strip() for key, value in secrets.items() if value.strip()}
     values = _kept_secrets(row, destination, has_new=bool(entered)) | entered
     before = (row.kind, row.server, row.project)
     row.name, row.enabled, row.kind = name, enabled, destination.kind
     row.server, row.project = destination.server.strip(), destination.project.strip()
     row.sealed = seal(values) if values else ""
-    with transaction.atomic():
-        row.save()
-        if tracker and before != (row.kind, row.server, row.project):
-            _restart_mirrors(row)
-        audit.record(
-            "tracker.changed" if tracker else "tracker.added",
-            actor=actor,
-            target=f"tracker {name}",
-            detail=f"{kind.label} {row.server} {row.project}".strip(),
-        )
+    try:
+        with transaction.atomic():
+            save(row)
+            if tracker and before != (row.kind, row.server, row.project):
+                _restart_mirrors(row)
+            audit.record(
+                "tracker.changed" if tracker else "tracker.added",
+                actor=actor,
+                target=f"tracker {name}",
+                detail=f"{kind.label} {row.server} {row.project}".strip(),
+            )
+    except AlreadyUsed:
+        raise ValueError(f"Name: enter another one; a tracker is already named {name}") from None
+    except DeletedMeanwhile:
+        raise ValueError(f"{name} has been deleted meanwhile") from None
     return row
 
 

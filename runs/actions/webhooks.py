@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from runs import audit, outbound
+from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.alerts import webhooks
 from runs.alerts.rules import KINDS
 from runs.exceptions import InvalidRun
@@ -44,11 +45,13 @@ def save_webhook(
         row.sealed = webhooks.sealed_secret(secret)
     try:
         with transaction.atomic():
-            row.save()
+            save(row)
             detail = f"{row.url}; {', '.join(row.kinds)}; {'on' if enabled else 'off'}"
             audit.record("webhook.saved", actor=actor, target=f"webhook {row}", detail=detail)
-    except IntegrityError:
+    except AlreadyUsed:
         raise InvalidRun("name", f"expected an unused name, found {row.name!r}") from None
+    except DeletedMeanwhile:
+        raise InvalidRun("", "the webhook has been deleted meanwhile") from None
     return row, secret
 
 
