@@ -90,7 +90,7 @@ def test_back_restores_earlier_zooms(window: Window, long: str) -> None:
     expect(page).not_to_have_url(first)
     page.get_by_role("button", name="Back").click()
     expect(page).to_have_url(first)
-    page.get_by_role("button", name="Later").click()
+    page.get_by_role("button", name="Later", exact=True).click()
     expect(page).not_to_have_url(first)
     page.get_by_role("button", name="Show all").click()
     expect(note).to_contain_text("of 40,004")

@@ -100,7 +100,7 @@ def test_notes_and_tags_are_shown_as_text(client: Client, run: Run) -> None:
     assert run.tags == ["baseline", "h-90"]
     text = page(client, run)
     assert "&lt;b&gt;why&lt;/b&gt;<br>so" in text
-    assert '<li class="tag">h-90</li>' in text
+    assert 'q=tag:h-90" title="Runs with this tag">h-90</a>' in text
     assert "expected tags" in post(client, run, "describe", notes="", tags="x" * 41)
     assert run.tags == ["baseline", "h-90"]
     viewer = page(client_for("viewer", run.owner), run)

@@ -133,7 +133,7 @@ def test_matches_come_before_the_prefilled_run(client: Client, many: User) -> No
 def test_the_number_of_queries_of_a_search_is_constant(
     client: Client, many: User, django_assert_max_num_queries: Any
 ) -> None:
-    with django_assert_max_num_queries(19):
+    with django_assert_max_num_queries(21):
         client.get(NEW, {"find_clone": "hay", "find_fork": "needle"})
 
 

@@ -218,7 +218,7 @@ def test_the_number_of_queries_of_the_form_is_constant(
 ) -> None:
     for n in range(3):
         seed.run(operator_user, name=f"Run {n}", committed=1)
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(22):
         client.get(reverse("run-new"))
 
 

@@ -136,7 +136,7 @@ def test_operator_sees_the_backend_message_and_advice(run: Run) -> None:
     assert found["state"] == "action_required"
     assert found["last_error"] == seed_fleet.QUOTA
     assert "(the server's environment)" in found["advice"]
-    assert "restart a replica of this pool" in found["advice"]
+    assert "restarts a replica of this pool" in found["advice"]
     credential = Credential.objects.create(
         name="Team", kind="modal", created_at=timezone.now(), changed_at=timezone.now()
     )
