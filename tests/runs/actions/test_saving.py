@@ -46,6 +46,6 @@ def test_a_row_that_was_deleted_meanwhile_is_not_created_again(save: Callable[..
 def test_the_second_of_two_equal_rows_is_refused(save: Callable[..., Any]) -> None:
     actor = User.objects.create_user("ada", is_superuser=True)
     row = save(actor)
-    with pytest.raises((InvalidRun, ValueError), match="another one|no other|unused"):
+    with pytest.raises((InvalidRun, ValueError), match=r"another one|no other|unused"):
         save(actor)
     assert type(row).objects.count() == 1
