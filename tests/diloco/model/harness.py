@@ -277,6 +277,7 @@ def virtual(harness: Harness) -> Iterator[None]:
     )
     large_parts = 1 if harness.scenario.large_shards else 8
     patches: dict[str, Any] = {
+        "diloco.membership.free_number.secrets": secrets,
         "diloco.membership.lease.threading": virtual_time.threading,
         "diloco.membership.observer.threading": virtual_time.threading,
         "diloco.telemetry.writer.threading": virtual_time.threading,
