@@ -340,11 +340,13 @@ class RoundObserver:
         # Sorted by incarnation: the last one of a replica is the newest.
         return {known[key].replica: known[key] for key in named if key in known}
 
-    def contributors(self, round: int) -> frozenset[int]:
-        """Return the replicas with a contribution record in a round, readable or not; one list."""
+    def contributors(self, round: int) -> frozenset[Identity]:
+        """Return the processes with a contribution record in a round, readable or not; one list."""
         listed = self._store.list(keys.contributions(round))
         parsed = (keys.parse_contribution_record(info.key) for info in listed)
-        return frozenset(names[1] for names in parsed if names)
+        return frozenset(
+            Identity(replica=names[1], incarnation=names[2]) for names in parsed if names
+        )
 
     def _should_read(self, key: str) -> bool:
         """Return whether this listing reads a record that is not cached."""

@@ -83,10 +83,11 @@ def claim_incarnation(store: Store, replica: int, *, nonce: str) -> Identity:
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The fields of a heartbeat that describe the progress of a replica. ``calm``: it needs few
-    heartbeats while no process asks for more. ``ends_s``: monotonic time at which it will probably
-    have computed its steps."""
+    heartbeats while no process asks for more, unless ``is_short_round``. ``ends_s``: monotonic time
+    at which it will probably have computed its steps."""
 
     calm: bool = False
+    is_short_round: bool = False
     ends_s: float = 0.0
     state: str = "syncing"
     round: int = 0
@@ -426,6 +427,11 @@ class Lease:
         progress = self._progress
         return not self._is_calm(progress) or progress.round != self._looked_round
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a process waits for this replica, or the replica would not know."""
+        return not self._is_calm(self._progress)
+
     def _interval_s(self, progress: Progress) -> float:
         """Return the seconds until the next heartbeat if state and round stay the same."""
         if not self._is_calm(progress):
@@ -441,6 +447,7 @@ class Lease:
     def _is_calm(self, progress: Progress) -> bool:
         is_awaited = progress.state == AWAITED_STATE and progress.round == self._awaited_round
         is_needed = progress.state not in CALM_STATES or progress.blocked is not None
+        is_needed = is_needed or progress.is_short_round
         return progress.calm and not is_awaited and not is_needed
 
     def _ask_if_awaited(self, progress: Progress) -> None:

@@ -16,8 +16,9 @@ Pure arithmetic, for :mod:`diloco.planner.prediction`. With N replicas and quoru
   keeps the share ``late_keep`` for each missed round: ``(1 - p) / (1 - p * late_keep)`` of the work
   enters (:mod:`diloco.protocol.round_weights`).
 - The survivors wait for a failed replica until its heartbeats are missed, and for its successor,
-  which starts in the middle of a round. Both waits are limited by the grace window, reduced by the
-  overlap, and averaged over a uniformly distributed time in the round.
+  which starts in the middle of a round: with partial rounds until it finds that it is the last one.
+  Both waits are limited by the grace window, reduced by the overlap, and averaged over a uniformly
+  distributed time in the round.
 
 Not modelled: adaptive grace and quarantine, correlated failures (a zone, a backend).
 """
@@ -28,7 +29,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from diloco.protocol.control_pace import SUSPECTED_SHARE
+from diloco.protocol.control_pace import BEATS_PER_TIMEOUT, SUSPECTED_SHARE, is_short_round
 from diloco.protocol.settings import GroupSettings
 
 
@@ -137,12 +138,17 @@ def stall_of_a_failure_s(settings: GroupSettings, *, step_s: float) -> float:
         return 0.0
     round_s = settings.round_steps * step_s
     hidden_s = settings.overlap_steps * step_s
-    # It is suspected half a timeout after it was asked for heartbeats, and without that half a
-    # timeout after it missed the one that is due once per timeout: half a timeout old on average.
-    timeout_s = settings.heartbeat_timeout_s
+    timeout_s, window_s = settings.heartbeat_timeout_s, settings.grace_s
     suspected_s = timeout_s * SUSPECTED_SHARE
-    dead_s = _mean_clamped(timeout_s - hidden_s, round_s, min(suspected_s, settings.grace_s))
-    late_s = _mean_clamped(round_s - hidden_s, round_s, settings.grace_s)
+    if is_short_round(round_s, timeout_s):  # it is suspected half a timeout after its failure
+        dead_s = _mean_clamped(suspected_s - hidden_s, round_s, window_s)
+    else:
+        # Half a timeout after it was asked for heartbeats, and without that half a timeout after it
+        # missed the one that is due once per timeout: half a timeout old on average.
+        dead_s = _mean_clamped(timeout_s - hidden_s, round_s, min(suspected_s, window_s))
+    joins_s = min(window_s, timeout_s / BEATS_PER_TIMEOUT)
+    longest_s = joins_s if settings.partial_rounds == "on" else window_s
+    late_s = _mean_clamped(round_s - hidden_s, round_s, longest_s)
     return dead_s + late_s
 
 

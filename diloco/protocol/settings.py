@@ -434,10 +434,10 @@ class GroupSettings:
         unit="s",
     )
     partial_rounds: str = choice_setting(
-        "off",
+        "on",
         "Partial rounds",
-        "on: a replica too slow for the grace window contributes the steps it has, instead of "
-        "missing the round.",
+        "on: a replica too slow for the grace window, or one that joins in the middle of a round, "
+        "contributes the steps it has, instead of missing the round.",
         "membership",
         choices=("off", "on"),
     )

@@ -110,7 +110,9 @@ class RoundLoop:
             finish_checkpoint=self.tasks.finish_checkpoint,
         )
         self._dynamic_steps = DynamicLocalUpdates()
-        self._partial_rounds = PartialRounds(self.progress, self._round_observer, context.clock)
+        self._partial_rounds = PartialRounds(
+            self.progress, self._round_observer, lease=context.lease, clock=context.clock
+        )
         self._round_steps = settings.round_steps
         self._closed = False
 
@@ -156,6 +158,11 @@ class RoundLoop:
                 observer=self.observer,
                 clock=self._clock,
                 check=self._check,
+            )
+        elif self.state.last_commit is not None:
+            others = self.state.last_commit.contributors
+            self._partial_rounds.join(
+                self.state.round, [one for one in others if one.replica != self.identity.replica]
             )
         self.tasks.before_first["wait"] = self._clock.monotonic() - start_s
         self._begin_round(self.state.round, made=self.resumption.steps_made)
@@ -415,13 +422,13 @@ class RoundLoop:
         """Show ``state`` in the lease and the telemetry."""
         round_s = self._round_steps * self.counter.step_s
         left_s = round_s - self.counter.steps_in_round * self.counter.step_s
-        is_short = is_short_round(round_s, self.settings.heartbeat_timeout_s)
         self._lease.update(
             state=state,
             round=self._promised_round(),
             step=self.data_step,
             message="",
-            calm=state == "computing" and not len(self.inflight) and not is_short,
+            calm=state == "computing" and not len(self.inflight),
+            is_short_round=is_short_round(round_s, self.settings.heartbeat_timeout_s),
             ends_s=self._clock.monotonic() + left_s,
         )
         self._context.telemetry.phase(state=state, round=self.round)

@@ -8,22 +8,31 @@ from typing import Any
 import pytest
 
 from diloco.exchange.timings import Timings
+from diloco.protocol import keys
+from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreUnavailable
 from diloco.training.partial_round import PartialRounds
+from tests.diloco.model.harness import Harness
 from tests.diloco.model.test_scenarios import make_harness, run
+from tests.diloco.model.virtual_time import Process
 
 STEPS = 100
 
 
+def processes(*replicas: int, incarnation: str = "00001-aaaaaaaa") -> frozenset[Identity]:
+    return frozenset(Identity(replica=r, incarnation=incarnation) for r in replicas)
+
+
 class PartialHarness:
-    """A replica of one step a second in a round of 100 steps; looks every three seconds."""
+    """A replica of one step a second in a round of 100 steps, for which others wait; looks every
+    three seconds."""
 
     def __init__(self, **changes: Any) -> None:
         chosen = {"partial_rounds": "on", "min_quorum": 2, "grace_s": 20.0, **changes}
         self.now_s = 0.0
         self.looks: list[float] = []
-        self.there: frozenset[int] = frozenset()
+        self.there: frozenset[Identity] = frozenset()
         self.error: Exception | None = None
         self.counter = SimpleNamespace(steps_in_round=0, compute_in_round_s=0.0)
         self.earlier: object = None
@@ -34,9 +43,10 @@ class PartialHarness:
         )
         observer: Any = SimpleNamespace(contributors=self._contributors)
         clock: Any = SimpleNamespace(monotonic=lambda: self.now_s)
-        self.partial = PartialRounds(progress, observer, clock)
+        self.lease: Any = SimpleNamespace(is_awaited=True)
+        self.partial = PartialRounds(progress, observer, lease=self.lease, clock=clock)
 
-    def _contributors(self, round: int) -> frozenset[int]:
+    def _contributors(self, round: int) -> frozenset[Identity]:
         self.looks.append(self.now_s)
         if self.error:
             raise self.error
@@ -55,16 +65,16 @@ class PartialHarness:
 
 def test_the_round_ends_once_the_quorum_is_seen_and_the_window_is_too_short() -> None:
     harness = PartialHarness()
-    harness.there = frozenset({0})
+    harness.there = processes(0)
     assert harness.steps(30) is None, "no quorum yet"
-    harness.there = frozenset({0, 2})
+    harness.there = processes(0, 2)
     assert harness.steps(STEPS) == 31
 
 
 def test_a_replica_that_can_finish_within_the_window_makes_all_steps() -> None:
     harness = PartialHarness(grace_s=60.0)
     harness.steps(50)
-    harness.there = frozenset({0, 2})
+    harness.there = processes(0, 2)
     assert harness.steps(STEPS) is None
 
 
@@ -74,17 +84,65 @@ def test_the_upload_must_fit_into_the_window_too() -> None:
     timings.seconds |= {"encode": 5.0, "upload": 15.0, "wait": 100.0}
     harness.partial.contributed(timings)
     harness.steps(50)
-    harness.there = frozenset({0, 2})
-    assert harness.steps(STEPS) == 52
+    harness.there = processes(0, 2)
+    assert harness.steps(STEPS) == 57
 
 
 def test_it_looks_every_fifth_of_the_heartbeat_timeout_until_the_quorum_is_there() -> None:
-    harness = PartialHarness(grace_s=1000.0, round_timeout_s=2000.0)
+    harness = PartialHarness()
     harness.steps(10)
     assert harness.looks == [4.0, 7.0, 10.0]
-    harness.there = frozenset({0, 2})
+    harness.there = processes(0, 2)
     harness.steps(STEPS)
     assert harness.looks == [4.0, 7.0, 10.0, 13.0]
+
+
+def test_it_looks_every_eighth_of_a_long_window() -> None:
+    harness = PartialHarness(grace_s=80.0)
+    harness.steps(40)
+    assert harness.looks == [11.0, 21.0, 31.0]
+
+
+def test_a_replica_that_no_other_waits_for_does_not_look() -> None:
+    harness = PartialHarness()
+    harness.lease.is_awaited = False
+    harness.there = processes(0, 2)
+    assert harness.steps(50) is None and not harness.looks
+    harness.lease.is_awaited = True
+    assert harness.steps(STEPS) == 51
+
+
+def test_the_first_round_ends_once_all_others_have_contributed() -> None:
+    harness = PartialHarness()
+    harness.partial.join(1, processes(0, 2))
+    harness.there = processes(0)
+    assert harness.steps(90) is None
+    harness.there = processes(0, 2)
+    assert harness.steps(STEPS) == 91, "the window is long enough for the rest"
+
+
+def test_the_first_seconds_of_the_first_round_do_not_wait_for_a_waiting_replica() -> None:
+    harness = PartialHarness()
+    harness.lease.is_awaited = False
+    harness.partial.join(1, processes(0, 2))
+    harness.steps(60)
+    assert harness.looks == [float(second) for second in range(2, 15)]
+
+
+def test_a_group_that_starts_again_makes_whole_rounds() -> None:
+    harness = PartialHarness(grace_s=1000.0, round_timeout_s=2000.0)
+    harness.partial.join(1, processes(0, 2))
+    harness.there = processes(0, 2, incarnation="00002-bbbbbbbb")
+    assert harness.steps(STEPS) is None
+    assert harness.looks
+
+
+def test_later_rounds_wait_for_the_window() -> None:
+    harness = PartialHarness(grace_s=60.0)
+    harness.partial.join(0, processes(0, 2))
+    harness.steps(50)
+    harness.there = processes(0, 2)
+    assert harness.steps(STEPS) is None
 
 
 def test_an_unavailable_store_does_not_end_the_round() -> None:
@@ -94,10 +152,10 @@ def test_an_unavailable_store_does_not_end_the_round() -> None:
 
 
 @pytest.mark.parametrize("off", ["setting", "earlier"])
-def test_it_is_off_by_default_and_where_an_earlier_process_has_contributed(off: str) -> None:
+def test_it_is_off_by_the_setting_and_where_an_earlier_process_has_contributed(off: str) -> None:
     harness = PartialHarness(**({"partial_rounds": "off"} if off == "setting" else {}))
     harness.earlier = object() if off == "earlier" else None
-    harness.there = frozenset({0, 2})
+    harness.there = processes(0, 2)
     assert harness.steps(STEPS) is None and not harness.looks
 
 
@@ -122,3 +180,42 @@ def test_a_replica_of_a_third_of_the_speed_takes_part_in_every_round(
     assert len(absent) == missed
     steps = [c["steps"] for round in rounds for c in round["contributions"] if c["replica"] == 2]
     assert partial == "off" or all(0 < made < 60 for made in steps)
+
+
+def restart(harness: Harness, replica: int, *, after_s: float, away_s: float) -> None:
+    """Kill the process of a replica after ``after_s`` and start the next one ``away_s`` later."""
+
+    def work() -> None:
+        harness.scheduler.sleep(after_s)
+        life = next(life for life in harness.lives if life.replica == replica)
+        harness.scheduler.kill(life.process)
+        harness.scheduler.sleep(away_s)
+        harness.launch(replica)
+
+    harness._look_after = lambda: None  # type: ignore[method-assign]
+    harness.scheduler.spawn("restart", work, Process("restart"))
+
+
+@pytest.mark.parametrize(("partial", "absent"), [("off", {2, 3, 4, 5}), ("on", set())])
+def test_a_replica_that_returns_in_the_middle_of_a_long_round_takes_part(
+    partial: str, absent: set[int]
+) -> None:
+    """Without partial rounds it misses each round by the same delay, less the grace window for
+    which the others wait in vain."""
+    harness = make_harness(
+        sync_every=600,
+        min_quorum=2,
+        partial_rounds=partial,
+        step_s=dict.fromkeys(range(3), 1.0),
+    )
+    restart(harness, 2, after_s=700.0, away_s=200.0)
+    run(harness)
+    contributors = {
+        round: [c["replica"] for c in harness.plan(round)["contributions"]] for round in range(1, 7)
+    }
+    assert {round for round, present in contributors.items() if 2 not in present} == absent
+    written_s = harness.bucket.written_s
+    rounds_s = [
+        written_s[keys.commit(round)] - written_s[keys.commit(round - 1)] for round in range(3, 7)
+    ]
+    assert (max(rounds_s) < 620) is (partial == "on")
