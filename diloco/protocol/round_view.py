@@ -48,9 +48,10 @@ class RoundView:
     ``suspected`` those for which no round waits because their heartbeats are missing,
     ``suspected_from`` the times from which the live ones are suspected, ``live`` all that are
     alive, ``syncers`` the live processes that only reduce. ``numel`` and ``tensors`` are the
-    fragment's number of elements and tensors. ``base_round``, ``base_digest`` and ``model_hash`` describe the observer's own weights. ``totals`` is None while the previous
-    commit is unknown. ``previous`` is the newest earlier plan that the observer knows. ``waited_s``
-    is how long the observer has waited, ``sync_s`` the recent duration of exchanges.
+    fragment's number of elements and tensors. ``base_round``, ``base_digest`` and ``model_hash``
+    describe the observer's own weights. ``totals`` is None while the previous commit is unknown.
+    ``previous`` is the newest earlier plan that the observer knows. ``waited_s`` is how long the
+    observer has waited, ``sync_s`` the recent duration of exchanges.
 
     After the plan exists: ``merges`` are the observer's own reductions by shard, ``reduced`` the
     digests in a listing of the reduced objects by shard (None: not listed yet).

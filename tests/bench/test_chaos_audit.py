@@ -17,10 +17,10 @@ from diloco.protocol.records import (
     ContributionRecord,
     Identity,
     Plan,
-    PlannedContribution,
 )
 from diloco.protocol.telemetry import RoundReport, Segment, StepColumns
 from diloco.store.base import LocalStore
+from tests.diloco.exchange.planned import planned
 
 ROUNDS, STEPS, TOKENS = 3, 5, 50
 IDENTITIES = [Identity(replica=r, incarnation=f"00001-{r:08x}") for r in range(2)]
@@ -53,20 +53,7 @@ def record(round: int, identity: Identity) -> ContributionRecord:
 
 def plan(round: int) -> Plan:
     contributions = tuple(
-        PlannedContribution(
-            replica=identity.replica,
-            incarnation=identity.incarnation,
-            weight=0.5,
-            tokens=TOKENS,
-            new_tokens=TOKENS,
-            steps=STEPS,
-            rounds=1,
-            compute_s=1.0,
-            loss=1.0,
-            size_bytes=4,
-            digest="d",
-        )
-        for identity in IDENTITIES
+        planned(identity, tokens=TOKENS, new_tokens=TOKENS, steps=STEPS) for identity in IDENTITIES
     )
     return Plan(
         round=round,

@@ -18,9 +18,10 @@ from diloco.exchange.reduce import CannotReduce, Reduction
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
 from diloco.protocol import keys
-from diloco.protocol.records import Commit, Identity, Plan, PlannedContribution
+from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MakeParts
+from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
 NUMEL = 8 * 4096
@@ -68,18 +69,7 @@ def plan(store: Counted) -> Plan:
         key = keys.contribution_payload(1, identity.replica, INCARNATION)
         LocalStore.put_stream(store, key, packing.parts)
         contributions.append(
-            PlannedContribution(
-                **vars(identity),
-                weight=0.5,
-                tokens=1,
-                new_tokens=1,
-                steps=1,
-                rounds=1,
-                compute_s=1.0,
-                loss=0.0,
-                size_bytes=packing.size_bytes,
-                digest=packing.digest,
-            )
+            planned(identity, size_bytes=packing.size_bytes, digest=packing.digest)
         )
     return Plan(
         round=1,

@@ -18,9 +18,10 @@ from diloco.exchange.reduce import CannotReduce, Reduction
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
 from diloco.protocol import keys
-from diloco.protocol.records import Commit, Identity, Plan, PlannedContribution
+from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
+from tests.diloco.exchange.planned import planned
 
 NUMEL = 50_003
 """Thirteen blocks of 4,096 elements: unequal shards, and a last block of 851."""
@@ -52,16 +53,9 @@ class Log:
         )
         packing = PayloadWriter(info, EXACT, get_codec("fp32"), SLOTS, clock=SystemClock())
         self.store.put_stream(keys.contribution_payload(round, 0, INCARNATION), packing.parts)
-        planned = PlannedContribution(
-            replica=0,
-            incarnation=INCARNATION,
+        contribution = planned(
+            ME,
             weight=1.0,
-            tokens=1,
-            new_tokens=1,
-            steps=1,
-            rounds=1,
-            compute_s=1.0,
-            loss=0.0,
             size_bytes=packing.size_bytes,
             digest=packing.digest,
         )
@@ -70,7 +64,7 @@ class Log:
             fragment=0,
             mode="sharded" if shards else "gather",
             planner=ME,
-            contributions=(planned,),
+            contributions=(contribution,),
             owners=tuple(range(shards)),
             wall_s=0.0,
         )

@@ -17,9 +17,10 @@ from diloco.exchange.timings import Timings
 from diloco.protocol import keys
 from diloco.protocol.blocks import HEADER_BYTES, SLICE_UNIT, shard_spans
 from diloco.protocol.parallel_reads import Range
-from diloco.protocol.records import Identity, Plan, PlannedContribution
+from diloco.protocol.records import Identity, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
+from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
 ME = Identity(replica=0, incarnation=INCARNATION)
@@ -36,17 +37,9 @@ def ahead(
         mode=mode,
         planner=ME,
         contributions=tuple(
-            PlannedContribution(
-                replica=replica,
-                incarnation=INCARNATION,
+            planned(
+                Identity(replica=replica, incarnation=INCARNATION),
                 weight=1 / contributors,
-                tokens=1,
-                new_tokens=1,
-                steps=1,
-                rounds=1,
-                compute_s=1.0,
-                loss=0.0,
-                size_bytes=1,
                 digest=str(replica),
                 slices=slices,
             )

@@ -18,6 +18,7 @@ from diloco.protocol import keys
 from diloco.protocol.records import Identity, Plan, PlannedContribution
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
+from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
 ME = Identity(replica=0, incarnation=INCARNATION)
@@ -34,16 +35,8 @@ def contribute(store: LocalStore, replica: int, *values: float) -> PlannedContri
     vector = torch.tensor(values)
     packing = PayloadWriter(info, vector, get_codec("fp32"), SLOTS, clock=SystemClock())
     store.put_stream(keys.contribution_payload(1, replica, INCARNATION), packing.parts)
-    return PlannedContribution(
-        replica=replica,
-        incarnation=INCARNATION,
-        weight=0.5,
-        tokens=1,
-        new_tokens=1,
-        steps=1,
-        rounds=1,
-        compute_s=1.0,
-        loss=0.0,
+    return planned(
+        Identity(replica=replica, incarnation=INCARNATION),
         size_bytes=packing.size_bytes,
         digest=packing.digest,
         norms=packing.norms,

@@ -22,10 +22,10 @@ from diloco.protocol.records import (
     Heartbeat,
     Identity,
     Plan,
-    PlannedContribution,
 )
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
+from tests.diloco.exchange.planned import planned
 
 ME = Identity(replica=0, incarnation="00001-00000000")
 
@@ -169,19 +169,7 @@ def test_a_repaired_record_is_read_after_many_refusals(tmp_path: Path) -> None:
 
 def plan(round: int, *weights: float) -> Plan:
     contributions = tuple(
-        PlannedContribution(
-            replica=replica,
-            incarnation="00001-00000000",
-            weight=weight,
-            tokens=1,
-            new_tokens=1,
-            steps=1,
-            rounds=1,
-            compute_s=0.0,
-            loss=0.0,
-            size_bytes=260,
-            digest="",
-        )
+        planned(Identity(replica=replica, incarnation="00001-00000000"), weight=weight)
         for replica, weight in enumerate(weights or (1.0,))
     )
     return Plan(

@@ -27,6 +27,7 @@ from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.records import Identity, Plan, PlannedContribution
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
+from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
 FIRST = 300_001
@@ -60,21 +61,14 @@ def contribute(
         assert verify() == ""
         written.append(packing)
     checksums = "".join(packing.checksums for packing in written)
-    planned = PlannedContribution(
-        replica=replica,
-        incarnation=INCARNATION,
+    contribution = planned(
+        Identity(replica=replica, incarnation=INCARNATION),
         weight=0.25 * (replica + 1),
-        tokens=1,
-        new_tokens=1,
-        steps=1,
-        rounds=1,
-        compute_s=1.0,
-        loss=0.0,
         size_bytes=sum(packing.size_bytes for packing in written),
         digest=digest_of(info, checksums),
         slices=slices,
     )
-    return planned, written
+    return contribution, written
 
 
 def test_slices_are_whole_units_and_cover_a_fragment() -> None:

@@ -14,6 +14,7 @@ from diloco.protocol import keys
 from diloco.protocol.records import Identity, LateReplica, Plan, PlannedContribution
 from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.replica_state import ReplicaState, StateWriter, load_replica_state
+from tests.diloco.exchange.planned import planned
 
 MakeGroup = Callable[..., Any]
 
@@ -154,33 +155,22 @@ def test_residuals_are_restored_by_fragment(tiny_group: MakeGroup) -> None:
     assert torch.equal(result.residuals[2], residual)
 
 
-def planned(replica: int, steps: int, compute_s: float) -> PlannedContribution:
-    return PlannedContribution(
-        replica=replica,
-        incarnation="00001-00000000",
-        weight=0.5,
-        tokens=1,
-        new_tokens=1,
-        steps=steps,
-        rounds=1,
-        compute_s=compute_s,
-        loss=0.0,
-        size_bytes=0,
-        digest="",
-    )
+def worked(replica: int, steps: int, compute_s: float) -> PlannedContribution:
+    identity = Identity(replica=replica, incarnation="00001-00000000")
+    return planned(identity, steps=steps, compute_s=compute_s)
 
 
 def test_dynamic_local_updates_follow_the_speeds_of_the_last_plan() -> None:
     pace = DynamicLocalUpdates()
     assert pace.steps(0, 100) == 100, "no speed is known yet"
     me = Identity(replica=0, incarnation="00001-00000000")
-    contributions = (planned(0, 100, 10.0), planned(1, 33, 10.0), planned(2, 1, 1000.0))
+    contributions = (worked(0, 100, 10.0), worked(1, 33, 10.0), worked(2, 1, 1000.0))
     plan = Plan(
         round=1, fragment=0, mode="gather", planner=me, wall_s=0.0, contributions=contributions
     )
     pace.update(plan)
     assert [pace.steps(replica, 100) for replica in (0, 1, 2, 3)] == [100, 33, 1, 100]
     late = (LateReplica(replica=1, units=1.0, missed=1),)
-    pace.update(replace(plan, contributions=(planned(0, 100, 5.0),), late=late))
+    pace.update(replace(plan, contributions=(worked(0, 100, 5.0),), late=late))
     speeds = [pace.steps(replica, 100) for replica in (0, 1, 2)]
     assert speeds == [100, 16, 100], "a late replica keeps its speed, one that left does not"
