@@ -37,7 +37,7 @@ def start(uri: Path, text: Path) -> BaseProcess:
     environment = os.environ | {
         "REPLICA_RANK": "0",
         "OMP_NUM_THREADS": "1",
-        "DILOCO_LEAVE_WITHIN_S": "4",
+        "DILOCO_LEAVE_WITHIN_S": "60",
     }
     log = text.parent / "log.txt"
     return torch_process.start(["-m", "diloco.replica", str(uri)], env=environment, output=log)
