@@ -29,6 +29,8 @@ CALM_LOOKS = 4
 """Looks of a calm replica between two reads of the commands, if :data:`LONGEST_LOOK_S` allows."""
 MOST_CALM_TIMEOUTS = 3
 """Longest time between two heartbeats of a calm replica, in heartbeat timeouts."""
+LONGEST_AWAITED_LOOKS = 2
+"""Longest time between two reads of whether a replica is awaited, in heartbeat intervals."""
 TELEMETRY_INTERVAL_S = 20.0
 """Default time between two segments of telemetry: how far the curves of the page can lag."""
 
@@ -88,7 +90,7 @@ def awaited_looks(left_s: float, heartbeat_timeout_s: float) -> int:
     """Return after how many intervals a calm replica that computes for another ``left_s`` reads
     whether it is awaited: it is not in the first part of a long round, unless it is much slower
     than the others."""
-    return 2 if left_s > 2 * heartbeat_timeout_s else 1
+    return LONGEST_AWAITED_LOOKS if left_s > 2 * heartbeat_timeout_s else 1
 
 
 def looks_per_beat(interval_s: float) -> int:

@@ -29,6 +29,7 @@ from diloco.clock import Clock
 from diloco.exchange.round_observer import RoundObserver
 from diloco.exchange.timings import Timings
 from diloco.membership.lease import Lease
+from diloco.protocol.control_pace import LONGEST_AWAITED_LOOKS, default_interval_s
 from diloco.protocol.records import Identity
 from diloco.store.base import StoreError
 from diloco.training.local_progress import LocalProgress
@@ -56,6 +57,8 @@ class PartialRounds:
         self._window_s = settings.grace_floor_s if settings.grace_gamma > 0 else settings.grace_s
         self._timeout_s = settings.heartbeat_timeout_s
         self._every_s = max(self._timeout_s / 5, self._window_s / 8)
+        self._unaware_s = LONGEST_AWAITED_LOOKS * default_interval_s(self._timeout_s)
+        """For how long others can have waited before the lease shows it."""
         self._round_observer = round_observer
         self._lease = lease
         self._clock = clock
@@ -88,7 +91,9 @@ class PartialRounds:
             self._round, self._looked_s, self._closes_s = round, now_s, None
         is_first = round == self._first_round
         is_new = is_first and counter.compute_in_round_s < self._timeout_s
-        if (is_first or self._closes_s is None) and (is_new or self._lease.is_awaited):
+        if not (is_new or self._lease.is_awaited):
+            self._looked_s = now_s - self._unaware_s
+        elif is_first or self._closes_s is None:
             self._look(now_s, self._every_s / 3 if is_first else self._every_s)
         if self._closes_s is None:
             return False
@@ -96,8 +101,8 @@ class PartialRounds:
         return now_s + left_s + self._upload_s > self._closes_s
 
     def _look(self, now_s: float, every_s: float) -> None:
-        """Look for a quorum. The window counts from the look before, because the quorum can have
-        been there since."""
+        """Look for a quorum. The window counts from the look before, or from when no other waited,
+        because the quorum can have been there since."""
         if now_s < self._looked_s + every_s:
             return
         before_s, self._looked_s = self._looked_s, now_s

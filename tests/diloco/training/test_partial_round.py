@@ -112,6 +112,16 @@ def test_a_replica_that_no_other_waits_for_does_not_look() -> None:
     assert harness.steps(STEPS) == 51
 
 
+def test_the_window_begins_when_others_begin_to_wait() -> None:
+    harness = PartialHarness(grace_s=60.0)
+    harness.lease.is_awaited = False
+    harness.there = processes(0, 2)
+    harness.steps(50)
+    harness.lease.is_awaited = True
+    assert harness.steps(STEPS) is None
+    assert harness.looks == [52.0], "the rest of the steps fits into the window"
+
+
 def test_the_first_round_ends_once_all_others_have_contributed() -> None:
     harness = PartialHarness()
     harness.partial.join(1, processes(0, 2))
@@ -180,6 +190,15 @@ def test_a_replica_of_a_third_of_the_speed_takes_part_in_every_round(
     assert len(absent) == missed
     steps = [c["steps"] for round in rounds for c in round["contributions"] if c["replica"] == 2]
     assert partial == "off" or all(0 < made < 60 for made in steps)
+
+
+def test_a_replica_that_reaches_the_window_makes_all_steps_of_a_long_round() -> None:
+    harness = make_harness(
+        sync_every=50, min_quorum=1, grace_s=60.0, step_s={0: 1.2, 1: 1.2, 2: 1.8}
+    )
+    run(harness)
+    steps = [c["steps"] for round in range(1, 7) for c in harness.plan(round)["contributions"]]
+    assert steps == [50] * 18
 
 
 def restart(harness: Harness, replica: int, *, after_s: float, away_s: float) -> None:
