@@ -250,7 +250,6 @@ class RoundObserver:
             contributions=contributions,
             expected=expected,
             suspected=self._observer.suspected(),
-            suspected_from=self._observer.suspected_from(),
             live=self._observer.live(),
             syncers=self._observer.syncers(),
             excluded_replica=self._excluded_replica(round),

@@ -276,15 +276,10 @@ class Observer:
     def suspected(self) -> frozenset[int]:
         """Return the live replicas whose next heartbeat is missing for half of the timeout. They
         keep their share of the weights; if such a replica is alive, its work is late."""
-        now_s = self._clock.monotonic()
-        return frozenset(r for r, from_s in self.suspected_from().items() if now_s >= from_s)
-
-    def suspected_from(self) -> dict[int, float]:
-        """Return the monotonic time from which each live replica is suspected if its lease does not
-        change."""
-        patience_s = self._timeout_s * SUSPECTED_SHARE
+        now_s, patience_s = self._clock.monotonic(), self._timeout_s * SUSPECTED_SHARE
         seen = {replica: self._seen[replica] for replica in self.live()}
-        return {
-            replica: self._silent_since_s(last, last.written_s) + patience_s
+        return frozenset(
+            replica
             for replica, last in seen.items()
-        }
+            if now_s - self._silent_since_s(last, last.written_s) >= patience_s
+        )

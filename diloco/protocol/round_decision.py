@@ -62,8 +62,7 @@ def _decide_plan(
     outstanding = sorted(view.expected - view.suspected - set(view.contributions))
     closes_s = memory.quorum_s + memory.grace_s
     if outstanding and now_s < closes_s:
-        until_s = min([closes_s, *(view.suspected_from.get(r, closes_s) for r in outstanding)])
-        return Wait(until_s, f"waiting for {names(outstanding)}"), replace(memory, ready_s=None)
+        return Wait(closes_s, f"waiting for {names(outstanding)}"), replace(memory, ready_s=None)
     if memory.ready_s is None:
         memory = replace(memory, ready_s=now_s)
     assert memory.ready_s is not None

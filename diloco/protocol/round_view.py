@@ -45,13 +45,12 @@ class RoundView:
 
     ``contributions`` holds the record of each replica's newest incarnation. ``expected`` are the
     replicas that are believed to be alive and working towards this round or an earlier one,
-    ``suspected`` those for which no round waits because their heartbeats are missing,
-    ``suspected_from`` the times from which the live ones are suspected, ``live`` all that are
-    alive, ``syncers`` the live processes that only reduce. ``numel`` and ``tensors`` are the
-    fragment's number of elements and tensors. ``base_round``, ``base_digest`` and ``model_hash``
-    describe the observer's own weights. ``totals`` is None while the previous commit is unknown.
-    ``previous`` is the newest earlier plan that the observer knows. ``waited_s`` is how long the
-    observer has waited, ``sync_s`` the recent duration of exchanges.
+    ``suspected`` those for which no round waits because their heartbeats are missing, ``live`` all
+    that are alive, ``syncers`` the live processes that only reduce. ``numel`` and
+    ``tensors`` are the fragment's number of elements and tensors. ``base_round``, ``base_digest``
+    and ``model_hash`` describe the observer's own weights. ``totals`` is None while the previous
+    commit is unknown. ``previous`` is the newest earlier plan that the observer knows. ``waited_s``
+    is how long the observer has waited, ``sync_s`` the recent duration of exchanges.
 
     After the plan exists: ``merges`` are the observer's own reductions by shard, ``reduced`` the
     digests in a listing of the reduced objects by shard (None: not listed yet).
@@ -74,7 +73,6 @@ class RoundView:
     contributions: Mapping[int, ContributionRecord] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
     suspected: frozenset[int] = frozenset()
-    suspected_from: Mapping[int, float] = field(default_factory=dict)
     live: frozenset[int] = frozenset()
     syncers: frozenset[int] = frozenset()
     excluded_replica: int | None = None

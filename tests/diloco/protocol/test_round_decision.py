@@ -47,15 +47,6 @@ def test_a_suspected_straggler_is_not_waited_for_and_keeps_its_share() -> None:
     assert [late.replica for late in plan.late] == [2]
 
 
-@pytest.mark.parametrize(("suspected_from_s", "until_s"), [(12.5, 12.5), (99.0, 60.0)])
-def test_the_next_look_is_when_a_straggler_becomes_suspected(
-    suspected_from_s: float, until_s: float
-) -> None:
-    times = {0: 5.0, 2: suspected_from_s}
-    seen = view(0, contribution(0), contribution(1), suspected_from=times)
-    assert Watch().at(0, seen) == Wait(until_s, "waiting for replica 2")
-
-
 def test_a_dead_writers_durable_contribution_counts() -> None:
     plan = planned(view(0, contribution(0), contribution(1), contribution(2), expected="01"))
     assert [c.replica for c in plan.contributions] == [0, 1, 2]
