@@ -74,20 +74,22 @@ class Operation(IntEnum):
 
 
 class Ranks:
-    """This rank's side of the collective operations of a replica. ``jobs`` is the channel of the
-    exchange (:mod:`diloco.ranks.rank_exchange`)."""
+    """This rank's side of the collective operations of a replica. ``exchange`` and ``storage`` are
+    the channels of the jobs in the background (:mod:`diloco.ranks.jobs`)."""
 
     def __init__(
         self,
         channel: CommandChannel,
         model: nn.Module,
         *,
-        jobs: CommandChannel,
+        exchange: CommandChannel,
+        storage: CommandChannel,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self.channel = channel
-        self.jobs = jobs
+        self.exchange = exchange
+        self.storage = storage
         self.model = model
         self._is_announcing = False
         self._counted = StepMessage()
@@ -201,13 +203,14 @@ class Ranks:
         return announced
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the timeout of both channels."""
-        self.channel.timeout_s = self.jobs.timeout_s = timeout_s
+        """Set the timeout of all channels."""
+        for channel in (self.channel, self.exchange, self.storage):
+            channel.timeout_s = timeout_s
 
     def close(self) -> None:
-        """Close both channels."""
-        self.channel.close()
-        self.jobs.close()
+        """Close all channels."""
+        for channel in (self.channel, self.exchange, self.storage):
+            channel.close()
 
     # -- failures --------------------------------------------------------------------------------
 

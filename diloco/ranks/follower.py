@@ -24,8 +24,10 @@ from diloco.ranks.collective_ops import (
     to_full_tensor,
 )
 from diloco.ranks.command_channel import StepMessage
-from diloco.ranks.rank_exchange import FollowerStore, RankWork, RankWorker
+from diloco.ranks.jobs import FollowerStore, JobWorker
+from diloco.ranks.rank_exchange import RankWork
 from diloco.ranks.rank_progress import RankProgress
+from diloco.ranks.rank_storage import StorageWork
 from diloco.ranks.sliced_layout import SlicedLayout
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
@@ -74,9 +76,9 @@ class FollowerGroup:
         self._evaluate = options.evaluate
         self._shutdown = options.graceful_shutdown or GracefulShutdown(SystemClock())
         self._hooks = RoundHooks()
-        self._store = FollowerStore(open_store, SystemClock())
+        self._open_store = open_store
         self._progress: RankProgress | None = None
-        self._worker: RankWorker | None = None
+        self._workers: list[JobWorker] = []
 
     def checkpoint(self) -> None:
         """Do nothing: :meth:`Group.checkpoint` on the leader requests it."""
@@ -137,13 +139,19 @@ class FollowerGroup:
         self.replica = identity.replica
         self._progress = make_progress(ranks, identity, self.settings, self._options)
         ranks.compare(self._progress.layout)
-        work = RankWork(self._progress, self._store.open, self.settings, ranks.jobs, SystemClock())
-        self._worker = RankWorker(work, ranks.jobs, self._store.usage)
+        clock, progress = SystemClock(), self._progress
+        stores = [FollowerStore(self._open_store, clock) for _ in range(2)]
+        exchange = RankWork(progress, stores[0].open, self.settings, ranks.exchange, clock)
+        storage = StorageWork(progress, stores[1].open, ranks.storage)
+        self._workers = [
+            JobWorker(exchange, ranks.exchange, stores[0].usage),
+            JobWorker(storage, ranks.storage, stores[1].usage),
+        ]
 
     def _close(self) -> None:
-        """Close the channels. The worker ends when the leader has ended or closed its own."""
-        if self._worker is not None:
-            self._worker.join(FAREWELL_S)
+        """Close the channels. The workers end when the leader has ended or closed its own."""
+        for worker in self._workers:
+            worker.join(FAREWELL_S)
         self._ranks.close()
 
     def _follow(self, message: StepMessage) -> None:

@@ -11,13 +11,15 @@
         └── end: done, round, schedule step, data step
 
         ┌── job: upload, reduce ──► a thread of every rank, on its slice of the fragment
+        ┌── job: put, load ───────► another thread of every rank, on its slices of the model
 
 The leader runs the same code as a replica of one process. Each rank holds a slice of the global
 weights and of the outer optimizer (:mod:`diloco.ranks.sliced_layout`). Operations on them are
 collective: the leader announces them, and all ranks execute them
 (:mod:`diloco.ranks.rank_progress`). The ranks share uploads and reductions
-(:mod:`diloco.ranks.rank_exchange`). They hold one local model, whose gradients DDP or FSDP2
-averages at every inner step, independent of this module.
+(:mod:`diloco.ranks.rank_exchange`) and checkpoints (:mod:`diloco.ranks.rank_storage`). They hold
+one local model, whose gradients DDP or FSDP2 averages at every inner step, independent of this
+module.
 
 An error on any rank reaches all ranks: the failed rank reports it in its next message, and the
 others raise :class:`~diloco.errors.ReplicaError` with its text. If a rank dies without a message,
@@ -54,6 +56,7 @@ from diloco.ranks.command_channel import CommandChannel, StepMessage
 from diloco.ranks.follower import FollowerGroup, make_progress
 from diloco.ranks.rank_exchange import RankTeam, RankWork
 from diloco.ranks.rank_progress import RankProgress
+from diloco.ranks.rank_storage import RankStorage, StorageWork
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
 from diloco.training.context import ReplicaContext
@@ -77,8 +80,8 @@ def join_ranks(
     :class:`~diloco.ranks.follower.FollowerGroup`, with the interface of
     :class:`~diloco.training.group.Group`.
     """
-    channel, jobs = (CommandChannel(timeout_s=JOIN_TIMEOUT_S) for _ in range(2))
-    ranks = Ranks(channel, options.model, jobs=jobs)
+    channel, exchange, storage = (CommandChannel(timeout_s=JOIN_TIMEOUT_S) for _ in range(3))
+    ranks = Ranks(channel, options.model, exchange=exchange, storage=storage)
     if not ranks.channel.is_leader:
         follower = FollowerGroup(ranks, _document_from(ranks), options, open_store)
         follower._start()
@@ -139,10 +142,17 @@ class LeaderGroup(Group):
 
     def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
         assert isinstance(progress, RankProgress)
-        jobs = self._ranks.jobs
-        work = RankWork(progress, lambda: context.store, context.settings, jobs, context.clock)
-        self._team = RankTeam(work, jobs, context.metered, context.identity)
-        return replace(context, team=self._team)
+        exchange, storage = self._ranks.exchange, self._ranks.storage
+
+        def store() -> Store:
+            return context.store
+
+        work = RankWork(progress, store, context.settings, exchange, context.clock)
+        team = RankTeam(work, exchange, context.metered, context.identity)
+        storage_work = StorageWork(progress, store, storage)
+        rank_storage = RankStorage(storage_work, storage, context.metered)
+        self._jobs = (team, rank_storage)
+        return replace(context, team=team, storage=rank_storage)
 
     def _make_inner(self, stateful: Mapping[str, Stateful] | None) -> Inner:
         return SharedInner(self.inner_optimizers, stateful, self._ranks)
@@ -196,7 +206,8 @@ class LeaderGroup(Group):
             )
         )
         if self.done:
-            self._team.end()
+            for jobs in self._jobs:
+                jobs.end()
             self._ranks.channel.text(self.reason)
             self._ranks.close()
         elif received.gone:
@@ -222,7 +233,8 @@ class LeaderGroup(Group):
             with self._ending(error):
                 super().__exit__(kind, error, trace)
         finally:
-            self._team.stop()
+            for jobs in self._jobs:
+                jobs.stop()
             self._ranks.close()
 
     @contextmanager

@@ -24,14 +24,15 @@ from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.collective_ops import Ranks
 from diloco.ranks.sliced_layout import SlicedLayout
-from diloco.training.checkpoint import Restored
+from diloco.training.checkpoint import Restored, Vectors
 from diloco.training.global_state import GlobalState
 from diloco.training.local_progress import LocalProgress
 from diloco.training.replica_state import EarlyContribution, ReplicaState
 
 EMPTY = torch.empty(0)
-OPENING_S = 600.0
-"""For how long the exchange waits until this rank has opened a round."""
+LEADER_AHEAD_S = 600.0
+"""For how long a job of the background waits until this rank's training loop, which the leader can
+be ahead of, has opened the round or taken the snapshot."""
 
 
 class RankState(GlobalState):
@@ -42,28 +43,42 @@ class RankState(GlobalState):
     def __init__(self, layout: SlicedLayout, outer: OuterOptimizer, ranks: Ranks) -> None:
         super().__init__(layout, outer)
         self._ranks = ranks
-        self._loading: dict[str, Tensor] = {}
+        self.snapshots = 0
+        """Number of snapshots so far, equal on all ranks."""
+        self._written: tuple[Tensor, OuterOptimizer] | None = None
+        self._has_written = threading.Condition()
+        self.read: Vectors | None = None
+        """The vectors of the checkpoint that :meth:`load` loads."""
 
-    def gathered(self) -> tuple[Tensor, OuterOptimizer]:
-        """Like :meth:`GlobalState.gathered`, on the leader."""
-        with self._ranks.announced("gathered"):
-            assert self.weights is not None
-            gather = self.layout.gather
-            vectors = {name: gather(vector) for name, vector in self.outer.vectors.items()}
-            return gather(self.weights), self.outer.with_vectors(vectors)
+    def snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        with self._ranks.announced("snapshot"):
+            return self._keep(super().snapshot())
 
-    def gathered_model(self) -> Tensor:
-        """Like :meth:`GlobalState.gathered_model`, on the leader."""
-        with self._ranks.announced("gathered_model"):
-            return self.layout.gather(self.layout.read())
+    def first_snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        with self._ranks.announced("first_snapshot"):
+            return self._keep(super().first_snapshot())
 
-    def outer_to_load(self) -> OuterOptimizer:
-        """Return an optimizer for the whole model, on the leader."""
-        self._loading = self.outer.zeros(self.layout.numel)
-        return self.outer.with_vectors(self._loading)
+    def _keep(self, snapshot: tuple[Tensor, OuterOptimizer]) -> tuple[Tensor, OuterOptimizer]:
+        with self._has_written:
+            self._written = snapshot
+            self.snapshots += 1
+            self._has_written.notify_all()
+        return snapshot
+
+    def written(self, number: int) -> tuple[Tensor, OuterOptimizer]:
+        """Return this rank's part of snapshot ``number``, which a checkpoint is written from. The
+        leader can be ahead, so that this rank's training loop has not taken it yet."""
+        with self._has_written:
+            self._has_written.wait_for(lambda: self.snapshots >= number, timeout=LEADER_AHEAD_S)
+            assert self.snapshots >= number and self._written is not None
+            return self._written
+
+    def model_digest(self) -> str:
+        with self._ranks.announced("model_digest"):
+            return super().model_digest()
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
-        """Like :meth:`GlobalState.load`, from the leader's whole vectors."""
+        """Load the vectors of :attr:`read`, which all ranks have read."""
         with self._ranks.announced(
             "load",
             round=restored.round,
@@ -72,13 +87,10 @@ class RankState(GlobalState):
             tokens=restored.totals.tokens,
             commit=commit and commit.to_bytes().decode(),
         ):
-            scatter = self.layout.scatter
-            held = scatter(restored.weights, dtype=self.outer.weights_dtype)
-            for name, vector in self.outer.vectors.items():
-                whole = self._loading.get(name, EMPTY)
-                vector.copy_(scatter(whole, dtype=self.outer.state_dtype))
-            self._loading = {}
-            super().load(replace(restored, weights=held), commit)
+            read, self.read, self._written = self.read, None, None
+            assert read is not None
+            self.outer.vectors.update(read.outer)
+            super().load(replace(restored, weights=read.weights), commit)
 
     def discard_local(self) -> None:
         with self._ranks.announced("discard_local"):
@@ -133,12 +145,14 @@ class RankProgress(LocalProgress):
         """Return this rank's slice of the contribution to a round. The leader can be ahead, so that
         this rank's training loop is still opening the round."""
         with self._has_opened:
-            self._has_opened.wait_for(lambda: round in self.opened, timeout=OPENING_S)
+            self._has_opened.wait_for(lambda: round in self.opened, timeout=LEADER_AHEAD_S)
             return self.opened[round].contributed
 
     def apply(
         self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
     ) -> str:
+        if self._is_leader and merged is not None:
+            self.state.before_change()  # before any rank changes its slice
         with self._ranks.announced(
             "apply",
             commit=commit.to_bytes().decode(),
@@ -237,7 +251,7 @@ class RankProgress(LocalProgress):
         """Repeat a call of the leader."""
         state = self.state
         match call:
-            case "gathered" | "gathered_model" | "discard_local" | "show" | "hide":
+            case "snapshot" | "first_snapshot" | "model_digest" | "discard_local" | "show" | "hide":
                 getattr(state, call)()
             case "mark_discarded" | "discard" | "gathered_residuals":
                 getattr(self, call)()

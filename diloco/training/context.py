@@ -13,6 +13,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.telemetry.writer import TelemetryWriter
+from diloco.training.checkpoint import VectorStorage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,8 @@ class ReplicaContext:
 
     ``store`` retries requests; ``metered`` below it counts their bytes. ``check`` is called during
     every wait; it raises :class:`~diloco.errors.StopTraining` or
-    :class:`~diloco.errors.FencedOut` when the replica has to stop. ``team`` is None in a replica of
-    one process.
+    :class:`~diloco.errors.FencedOut` when the replica has to stop. ``team`` and ``storage`` are
+    None in a replica of one process.
     """
 
     store: Store
@@ -33,6 +34,7 @@ class ReplicaContext:
     clock: Clock
     check: Callable[[], None]
     team: Team | None = None
+    storage: VectorStorage | None = None
 
     @property
     def identity(self) -> Identity:

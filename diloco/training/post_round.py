@@ -144,7 +144,7 @@ class PostRoundTasks:
             return
         self._checkpoint_round = commit.round
         state = self._state
-        weights, outer = state.gathered()
+        weights, outer = state.snapshot()
         write = partial(
             save_checkpoint,
             self._store,
@@ -158,6 +158,7 @@ class PostRoundTasks:
             wall_s=self._clock.wall(),
             replace=replace,
             check=partial(self._writes.check, CHECKPOINT),
+            storage=self._context.storage,
         )
         self._writes.start(CHECKPOINT, partial(self._write_checkpoint, write))
 
