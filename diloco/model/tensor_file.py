@@ -80,12 +80,7 @@ class TensorWriter:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
-                raise TypeError(
-                    f"{name}: expected a dense tensor of {', '.join(_NAMES.values())}, found "
-                    f"{tensor.dtype}, {tensor.layout}"
-                )
+        check_storable(tensors)
         self._tensors = in_order(tensors)
         self._header = header_of(self._tensors)
         body_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
@@ -155,6 +150,16 @@ def _with_prefix(prefix: bytes, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _new_part(left: int) -> Tensor:
     return torch.empty(min(left, PART_BYTES), dtype=torch.uint8)
+
+
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise :class:`TypeError` for a tensor that safetensors cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name}: expected a dense tensor of {', '.join(_NAMES.values())}, found "
+                f"{tensor.dtype}, {tensor.layout}"
+            )
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -390,7 +390,8 @@ class HandedInRound:
 class ReplicaStateManifest(Record):
     """One replica's private state after ``round``; written last, by its only writer.
 
-    ``tree`` is the JSON skeleton of the state dicts whose tensors are in ``tensors``. ``handed_in``
+    ``tree`` is the JSON skeleton of the state dicts whose tensors are in ``tensors``. The residuals
+    of a replica of several ranks are in ``residuals``, of others in ``tensors``. ``handed_in``
     lists contributions to undecided rounds, ``data_step`` is the first step whose data is in none
     of them.
     """
@@ -403,12 +404,13 @@ class ReplicaStateManifest(Record):
     tokens: int
     tree: Any
     tensors: StoredObject
+    residuals: StoredObject | None = field(default=None, metadata={OPTIONAL: True})
     handed_in: tuple[HandedInRound, ...] = ()
     data_step: int = 0
     wall_s: float
 
     def __post_init__(self) -> None:
-        _named_below(f"state/{self.writer.replica:05d}/", self.tensors)
+        _named_below(f"state/{self.writer.replica:05d}/", self.tensors, self.residuals)
 
 
 @dataclass(frozen=True, kw_only=True)

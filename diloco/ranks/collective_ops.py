@@ -61,6 +61,8 @@ class Operation(IntEnum):
     FAILED = 2
     STATE = 3
     """A call of :class:`~diloco.ranks.rank_progress.RankProgress` or its state, which follows."""
+    COPY = 4
+    """A copy of the replica state, whose description follows."""
     EVALUATE = 5
     FINAL = 6
     RESET = 7
@@ -242,7 +244,7 @@ class SharedInner(Inner):
 
     Their full state is saved by parameter name, so that the replica can be relaunched with another
     number of ranks. The caller's ``stateful`` objects are saved from the leader and restored on all
-    ranks.
+    ranks. ``own`` has this rank's tensors of the optimizers' state by their names in a save.
     """
 
     def __init__(
@@ -253,8 +255,11 @@ class SharedInner(Inner):
     ) -> None:
         super().__init__(optimizers, stateful)
         self._ranks = ranks
+        self.own: dict[str, Tensor] = {}
 
     def save(self) -> dict[str, Any]:
+        """Return state dicts by name, whose tensors are those of this rank: the optimizers' can be
+        sharded (:mod:`diloco.ranks.state_share`)."""
         self._ranks.all_reduce(StepMessage(operation=Operation.SAVE))
         return {BY_NAME: self._optimizer_state(), **self._save_stateful()}
 
@@ -294,10 +299,11 @@ class SharedInner(Inner):
             super().load(join_tree(header["tree"], tensors))
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return the full state on the CPU of the leader; an empty state on followers."""
+        """Return the state by parameter name, with this rank's tensors."""
         self._reshard()
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_optimizer_state_dict(self._ranks.model, self.optimizers, options=options)
+        state = get_optimizer_state_dict(self._ranks.model, self.optimizers)
+        _, self.own = split_tree({BY_NAME: state})
+        return state
 
     def _reshard(self) -> None:
         """Free full parameters that a forward pass can leave, which the optimizer does not have."""

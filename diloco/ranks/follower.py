@@ -78,6 +78,7 @@ class FollowerGroup:
         self._hooks = RoundHooks()
         self._open_store = open_store
         self._progress: RankProgress | None = None
+        self._storage: StorageWork | None = None
         self._workers: list[JobWorker] = []
 
     def checkpoint(self) -> None:
@@ -142,7 +143,7 @@ class FollowerGroup:
         clock, progress = SystemClock(), self._progress
         stores = [FollowerStore(self._open_store, clock) for _ in range(2)]
         exchange = RankWork(progress, stores[0].open, self.settings, ranks.exchange, clock)
-        storage = StorageWork(progress, stores[1].open, ranks.storage)
+        storage = self._storage = StorageWork(progress, self._inner, stores[1].open, ranks)
         self._workers = [
             JobWorker(exchange, ranks.exchange, stores[0].usage),
             JobWorker(storage, ranks.storage, stores[1].usage),
@@ -173,6 +174,9 @@ class FollowerGroup:
             case Operation.STATE:
                 assert self._progress is not None
                 self._progress.follow(*self._ranks.announced_call())
+            case Operation.COPY:
+                assert self._storage is not None
+                self._storage.follow_copy()
             case Operation.EVALUATE:
                 if self._evaluate is not None:
                     self._evaluate()

@@ -140,17 +140,19 @@ class LeaderGroup(Group):
     def _make_progress(self, model: nn.Module) -> LocalProgress:
         return make_progress(self._ranks, self.identity, self.settings, self._options)
 
-    def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
-        assert isinstance(progress, RankProgress)
-        exchange, storage = self._ranks.exchange, self._ranks.storage
+    def _with_team(
+        self, context: ReplicaContext, progress: LocalProgress, inner: Inner
+    ) -> ReplicaContext:
+        assert isinstance(progress, RankProgress) and isinstance(inner, SharedInner)
+        exchange = self._ranks.exchange
 
         def store() -> Store:
             return context.store
 
         work = RankWork(progress, store, context.settings, exchange, context.clock)
         team = RankTeam(work, exchange, context.metered, context.identity)
-        storage_work = StorageWork(progress, store, storage)
-        rank_storage = RankStorage(storage_work, storage, context.metered)
+        storage_work = StorageWork(progress, inner, store, self._ranks)
+        rank_storage = RankStorage(storage_work, self._ranks, context.metered)
         self._jobs = (team, rank_storage)
         return replace(context, team=team, storage=rank_storage)
 

@@ -27,7 +27,12 @@ from diloco.ranks.sliced_layout import SlicedLayout
 from diloco.training.checkpoint import Restored, Vectors
 from diloco.training.global_state import GlobalState
 from diloco.training.local_progress import LocalProgress
-from diloco.training.replica_state import EarlyContribution, ReplicaState
+from diloco.training.replica_state import (
+    LEFT_OUT,
+    RESIDUAL,
+    EarlyContribution,
+    ReplicaState,
+)
 
 EMPTY = torch.empty(0)
 LEADER_AHEAD_S = 600.0
@@ -127,6 +132,8 @@ class RankProgress(LocalProgress):
         self.state = RankState(layout, self.state.outer, ranks)
         self.opened: dict[int, InflightRound] = {}
         self.merged: dict[int, Tensor] = {}
+        self.held: dict[str, Tensor] = {}
+        """This rank's slices of the residuals of a saved state, by their names in it."""
         self._ranks = ranks
         self._is_leader = ranks.channel.is_leader
         self._leader_sent = False
@@ -189,61 +196,42 @@ class RankProgress(LocalProgress):
 
     # -- saved state -----------------------------------------------------------------------------
 
-    def gathered_residuals(self) -> dict[int, Tensor]:
-        """Like :meth:`LocalProgress.gathered_residuals`, on the leader."""
-        with self._ranks.announced("gathered_residuals"):
-            residuals = super().gathered_residuals()
-            return {n: self.layout.gather(held, n) for n, held in residuals.items()}
+    def saved_residuals(self) -> dict[int, Tensor]:
+        with self._ranks.announced("saved_residuals"):
+            residuals = super().saved_residuals()
+            self.held |= {f"{RESIDUAL}{n}": held for n, held in residuals.items()}
+            return residuals
 
     def left_out(self, opened: InflightRound) -> Tensor | None:
-        """Like :meth:`LocalProgress.left_out`, on the leader."""
         with self._ranks.announced("left_out", round=opened.round):
             held = super().left_out(opened)
-            return None if held is None else self.layout.gather(held, opened.fragment)
+            if held is not None:
+                self.held[f"{LEFT_OUT}{opened.round}"] = held
+            return held
+
+    def take_residual(self, name: str) -> Tensor:
+        """Return this rank's slice of a residual to save: of :meth:`saved_residuals`, of
+        :meth:`left_out`, or of an early contribution that is not decided yet."""
+        if name in self.held:
+            return self.held.pop(name)
+        residual = self.early[int(name.removeprefix(LEFT_OUT))].residual
+        assert residual is not None
+        return residual
 
     def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
+        """Like :meth:`LocalProgress.restore`, on all ranks, with the slices that each has read."""
         since = list(since)
-        whole = {n: tensor for n, tensor in saved.residuals.items() if self._fits(tensor, n)}
-        of_round = {
-            round: early.residual
-            for round, early in saved.early.items()
-            if early.residual is not None and self._fits(early.residual, self._fragment(round))
-        }
         with self._ranks.announced(
             "restore",
-            residuals=[*whole],
-            early={round: early.incarnation for round, early in saved.early.items()},
-            early_residuals=[*of_round],
+            residuals=[*saved.residuals],
+            early={
+                round: [early.incarnation, early.residual is not None]
+                for round, early in saved.early.items()
+            },
             since=[commit.to_bytes().decode() for commit in since],
         ):
-            self._restore(whole, of_round, saved, since)
-
-    def _restore(
-        self,
-        whole: dict[int, Tensor],
-        of_round: dict[int, Tensor],
-        saved: ReplicaState,
-        since: Iterable[Commit],
-    ) -> None:
-        """Restore this rank's part of the leader's vectors."""
-        residuals = {n: self.layout.scatter(tensor, n) for n, tensor in whole.items()}
-        held = {
-            round: self.layout.scatter(tensor, self._fragment(round))
-            for round, tensor in of_round.items()
-        }
-        early = {
-            round: replace(contribution, residual=held.get(round))
-            for round, contribution in saved.early.items()
-        }
-        super().restore(replace(saved, residuals=residuals, early=early), since)
-
-    def _fits(self, residual: Tensor, fragment: int) -> bool:
-        """Return whether a saved residual has the size of its fragment."""
-        exists = fragment < self.layout.table.fragments
-        return exists and residual.numel() == self.layout.span(fragment).numel
-
-    def _fragment(self, round: int) -> int:
-        return (round - 1) % self.layout.table.fragments
+            self.held = {}
+            super().restore(saved, since)
 
     # -- followers -------------------------------------------------------------------------------
 
@@ -253,7 +241,7 @@ class RankProgress(LocalProgress):
         match call:
             case "snapshot" | "first_snapshot" | "model_digest" | "discard_local" | "show" | "hide":
                 getattr(state, call)()
-            case "mark_discarded" | "discard" | "gathered_residuals":
+            case "mark_discarded" | "discard" | "saved_residuals":
                 getattr(self, call)()
             case "open" | "discard_non_finite":
                 getattr(self, call)(**arguments)
@@ -296,26 +284,22 @@ class RankProgress(LocalProgress):
         self.apply(received, merged, self.opened[round] if own else None, keep=keep)
 
     def _follow_restore(
-        self,
-        *,
-        residuals: list[int],
-        early: dict[str, str],
-        early_residuals: list[int],
-        since: list[str],
+        self, *, residuals: list[int], early: dict[str, tuple[str, bool]], since: list[str]
     ) -> None:
+        held = self.held
         saved = ReplicaState(
             round=0,
             tokens=0,
             trees={},
-            residuals={},
-            early={int(n): EarlyContribution(incarnation=name) for n, name in early.items()},
+            residuals={n: held[f"{RESIDUAL}{n}"] for n in residuals},
+            early={
+                int(n): EarlyContribution(
+                    incarnation=name, residual=held[f"{LEFT_OUT}{n}"] if has_residual else None
+                )
+                for n, (name, has_residual) in early.items()
+            },
         )
-        self._restore(
-            dict.fromkeys(residuals, EMPTY),
-            dict.fromkeys(early_residuals, EMPTY),
-            saved,
-            map(_commit, since),
-        )
+        self.restore(saved, map(_commit, since))
 
 
 def _commit(text: str) -> Commit:

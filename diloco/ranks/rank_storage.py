@@ -1,14 +1,16 @@
-"""Checkpoints of a replica of several ranks: each rank writes and reads what it holds.
+"""Checkpoints and replica state of several ranks: each rank writes and reads what it holds.
 
 The leader sends the jobs (:mod:`diloco.ranks.jobs`), and writes the headers and the manifest. The
 pieces of the ranks (:mod:`diloco.protocol.pieces`) are together the object that one process would
-write.
+write. The optimizer state is read by the leader, which sends it to the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,40 +19,79 @@ from torch import Tensor
 
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.model.outer_rules import COMMITTED_TOTAL
-from diloco.model.tensor_file import header_of, in_order, packed
+from diloco.model.tensor_file import (
+    Entry,
+    Window,
+    check_storable,
+    header_of,
+    in_order,
+    packed,
+)
+from diloco.protocol.blocks import Span
 from diloco.protocol.pieces import piece_key
-from diloco.protocol.records import CheckpointManifest, StoredObject
-from diloco.ranks.command_channel import LEADER, CommandChannel
+from diloco.protocol.records import CheckpointManifest, ReplicaStateManifest, StoredObject
+from diloco.ranks.collective_ops import Operation, Ranks, SharedInner
+from diloco.ranks.command_channel import LEADER, StepMessage
 from diloco.ranks.jobs import Job, JobLeader
-from diloco.ranks.rank_progress import RankProgress
+from diloco.ranks.rank_progress import LEADER_AHEAD_S, RankProgress
 from diloco.ranks.sliced_layout import Stretch
+from diloco.ranks.state_share import Residual, SharedTensor, StateShare, copied
 from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.training.checkpoint import Restored, read_vectors, restored
 from diloco.training.model_check import check_model
-from diloco.training.stored_objects import put_parts
+from diloco.training.replica_state import ReplicaState, StateWriter, fragment_of, is_residual
+from diloco.training.stored_objects import load_windows, put_parts
 
 WEIGHTS, OUTER = "weights", "outer"
+
+Written = list[tuple[int, int, str]]
+"""Number, size in bytes and checksums of each piece that one rank has written."""
 
 
 def _go_on() -> None:
     pass
 
 
+@dataclass(frozen=True)
+class Vector:
+    """The elements ``span`` of the flat vector: ``held`` has those of this rank, which begin at
+    ``first`` of all that it holds."""
+
+    held: Tensor
+    span: Span
+    first: int = 0
+
+
 class StorageWork:
-    """One rank's part of writing and reading checkpoints. On the leader, ``prefix`` are the bytes
-    before the vectors of an object, and ``check`` is called before each part."""
+    """One rank's part of writing and reading checkpoints and state. On the leader, ``prefix`` are
+    the bytes before the vectors of an object, and ``check`` is called before each part."""
 
     def __init__(
-        self, progress: RankProgress, open_store: Callable[[], Store], channel: CommandChannel
+        self,
+        progress: RankProgress,
+        inner: SharedInner,
+        open_store: Callable[[], Store],
+        ranks: Ranks,
     ) -> None:
         self.prefix = b""
         self.check: Callable[[], None] = _go_on
         self.layout = progress.layout
         self.state = progress.state
+        self.progress = progress
+        self.inner = inner
+        self._ranks = ranks
+        self._channel = ranks.storage
         self._open_store = open_store
-        self._channel = channel
         self._store: Store | None = None
+        self._shares: dict[int, StateShare] = {}
+        self._copies = 0
+        self._has_copied = threading.Condition()
+
+    @property
+    def shared_names(self) -> Set[str]:
+        """The names of the tensors of the optimizers' state, which all ranks have."""
+        return self.inner.own.keys()
 
     def do(self, job: Job) -> Any:
         """Execute a job; return its result as JSON values."""
@@ -59,8 +100,9 @@ class StorageWork:
         match job["do"]:
             case "put":
                 weights, outer = self.state.written(job["snapshot"])
-                vectors = [weights] if job["which"] == WEIGHTS else [*outer.vectors.values()]
-                return self._put(self._store, job["key"], vectors)
+                held = [weights] if job["which"] == WEIGHTS else [*outer.vectors.values()]
+                vectors = [Vector(tensor, self.layout.span(None)) for tensor in held]
+                return self._put(self._store, job["key"], self.prefix, vectors)
             case "digest":
                 weights, _ = self.state.written(job["snapshot"])
                 return self.layout.model_digest(weights, self._channel)
@@ -73,31 +115,127 @@ class StorageWork:
                     self.state.outer,
                 )
                 return self.state.read.committed
+            case "put_state":
+                share = self._share(job["share"])
+                tensors = self._put_share(self._store, f"{job['key']}.safetensors", share)
+                key = f"{job['key']}-residuals.safetensors"
+                return [tensors, self._put_residuals(self._store, key, share.residuals)]
+            case "read_residuals":
+                self.progress.held = self._read_residuals(self._store, _stored(**job["stored"]))
+                return [*self.progress.held]
         raise AssertionError(job)
 
-    def _put(self, store: Store, key: str, vectors: Sequence[Tensor]) -> list[tuple[int, int, str]]:
-        """Write this rank's pieces; return number, size in bytes and checksums of each."""
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def _put(self, store: Store, key: str, prefix: bytes, vectors: Sequence[Vector]) -> Written:
+        """Write this rank's pieces of an object."""
         written = []
-        for n, piece in enumerate(self._pieces(len(vectors))):
+        for n, piece in enumerate(self._pieces(vectors)):
             if piece.rank != self._channel.rank:
                 continue
-            prefix = self.prefix if n == 0 else b""
-            tensors = [stretch.of(vectors[vector]) for vector, stretch in piece.stretches]
-            size_bytes = len(prefix) + sum(tensor.nbytes for tensor in tensors)
-            make_parts = partial(packed, prefix, tensors, size_bytes)
+            before = prefix if n == 0 else b""
+            tensors = [stretch.of(vectors[vector].held) for vector, stretch in piece.stretches]
+            size_bytes = len(before) + sum(tensor.nbytes for tensor in tensors)
+            make_parts = partial(packed, before, tensors, size_bytes)
             stored = put_parts(store, piece_key(key, n), make_parts, check=self.check)
             written.append((n, stored.size_bytes, stored.checksums))
         return written
 
-    def _pieces(self, vectors: int) -> list[Piece]:
-        """Return the pieces of an object of so many vectors. The leader has the first one."""
+    def _pieces(self, vectors: Sequence[Vector]) -> list[Piece]:
+        """Return the pieces of an object of vectors. The leader has the first one."""
         pieces = [Piece(rank=LEADER)]
-        for vector in range(vectors):
+        for number, vector in enumerate(vectors):
             for stretch in self.layout.stretches:
-                if stretch.rank != pieces[-1].rank:
-                    pieces.append(Piece(rank=stretch.rank))
-                pieces[-1].stretches.append((vector, stretch))
+                for part in stretch.within(vector.span):
+                    if part.rank != pieces[-1].rank:
+                        pieces.append(Piece(rank=part.rank))
+                    part = replace(part, at=part.at - vector.first)
+                    pieces[-1].stretches.append((number, part))
         return pieces
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def copy(
+        self, tensors: Sequence[SharedTensor], own: Mapping[str, Tensor], residuals: Sequence[str]
+    ) -> int:
+        """Copy this rank's share of the replica state; return its number. All ranks call this
+        together, in their training loops."""
+        share = copied(tensors, own, self._ranks.channel)
+        self.inner.own = {}
+        fragments = self.layout.table.fragments
+        share.residuals = [
+            Residual(
+                name=name,
+                fragment=fragment_of(name, fragments),
+                held=self.progress.take_residual(name),
+            )
+            for name in residuals
+        ]
+        with self._has_copied:
+            self._copies += 1
+            self._shares[self._copies] = share
+            self._has_copied.notify_all()
+            return self._copies
+
+    def follow_copy(self) -> None:
+        """Copy the share of a follower."""
+        tensors, residuals = json.loads(self._ranks.channel.text())
+        described = [
+            SharedTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in tensors
+        ]
+        self.copy(described, self.inner.own, residuals)
+
+    def _share(self, number: int) -> StateShare:
+        """Return a copy. The leader can be ahead, so that this rank is still copying."""
+        with self._has_copied:
+            self._has_copied.wait_for(lambda: number in self._shares, timeout=LEADER_AHEAD_S)
+            return self._shares.pop(number)
+
+    def _put_share(self, store: Store, key: str, share: StateShare) -> Written:
+        size_bytes = share.memory.numel()
+        if not size_bytes:
+            return []
+        n = sum(1 for size in share.sizes[: self._channel.rank] if size)
+        stored = put_parts(store, piece_key(key, n), share.parts, check=self.check)
+        return [(n, stored.size_bytes, stored.checksums)]
+
+    def _put_residuals(self, store: Store, key: str, residuals: Sequence[Residual]) -> Written:
+        if not residuals:
+            return []
+        layout = self.layout
+        spans = [layout.span(residual.fragment) for residual in residuals]
+        header = header_of(
+            {
+                residual.name: torch.empty(span.numel, device="meta")
+                for residual, span in zip(residuals, spans, strict=True)
+            }
+        )
+        vectors = [
+            Vector(residual.held, span, layout.held_span(residual.fragment).start)
+            for residual, span in zip(residuals, spans, strict=True)
+        ]
+        return self._put(store, key, header, vectors)
+
+    def _read_residuals(self, store: Store, stored: StoredObject) -> dict[str, Tensor]:
+        """Read this rank's slices of the residuals in an object; others do not fit the model."""
+        layout, held = self.layout, dict[str, Tensor]()
+
+        def windows(entry: Entry) -> Iterator[Window]:
+            if not is_residual(entry.name) or entry.dtype != torch.float32:
+                return
+            fragment = fragment_of(entry.name, layout.table.fragments)
+            if not 0 <= fragment < layout.table.fragments:
+                return
+            span, own = layout.span(fragment), layout.held_span(fragment)
+            if entry.shape != (span.numel,):
+                return
+            vector = held[entry.name] = torch.empty(own.numel)
+            for part, at in layout.held_parts(span):
+                into = vector[at - own.start :][: part.numel]
+                yield Window(part.start - span.start, into)
+
+        load_windows(store, stored, windows)
+        return held
 
 
 def _stored(*, pieces: list[int] | None, **values: Any) -> StoredObject:
@@ -113,11 +251,13 @@ class Piece:
 
 
 class RankStorage(JobLeader):
-    """The leader's side: the storage of the checkpoints of a replica of several ranks."""
+    """The leader's side: the storage of a replica of several ranks
+    (:class:`~diloco.training.context.ReplicaStorage`)."""
 
-    def __init__(self, work: StorageWork, channel: CommandChannel, metered: MeteredStore) -> None:
-        super().__init__(work, channel, metered)
+    def __init__(self, work: StorageWork, ranks: Ranks, metered: MeteredStore) -> None:
+        super().__init__(work, ranks.storage, metered)
         self._storage = work
+        self._ranks = ranks
 
     def put_weights(self, key: str, weights: Tensor, *, check: Callable[[], None]) -> StoredObject:
         layout = self._storage.layout
@@ -141,20 +281,23 @@ class RankStorage(JobLeader):
         return self._put(key, OUTER, header + count.numpy().tobytes(), check)
 
     def _put(self, key: str, which: str, prefix: bytes, check: Callable[[], None]) -> StoredObject:
+        results = self._run_checked(
+            check, prefix, "put", key=key, which=which, snapshot=self._number
+        )
+        stored = _joined(key, results)
+        assert stored is not None
+        return stored
+
+    def _run_checked(
+        self, check: Callable[[], None], prefix: bytes, do: str, **arguments: Any
+    ) -> list[Any]:
+        """Run a job that writes."""
         with self.lock:
             self._storage.prefix, self._storage.check = prefix, check
             try:
-                results = self.run("put", key=key, which=which, snapshot=self._number)
+                return self.run(do, **arguments)
             finally:
                 self._storage.prefix, self._storage.check = b"", _go_on
-        written = sorted(piece for result in results for piece in result)
-        sizes = tuple(size_bytes for _, size_bytes, _ in written)
-        return StoredObject(
-            key=key,
-            size_bytes=sum(sizes),
-            checksums="".join(checksums for _, _, checksums in written),
-            pieces=sizes if len(sizes) > 1 else None,
-        )
 
     def digest(self, weights: Tensor) -> str:
         digest: str = self.run("digest", snapshot=self._number)[0]
@@ -173,3 +316,74 @@ class RankStorage(JobLeader):
         read = self._storage.state.read
         assert read is not None
         return restored(manifest, read)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state_writer(self, state: ReplicaState) -> StateWriter:
+        return RankStateWriter(state, self)
+
+    def copy_state(self, tensors: Mapping[str, Tensor], residuals: Sequence[str]) -> int:
+        """Copy the replica state on all ranks; return the number of the copy."""
+        described = [
+            SharedTensor(
+                name=name,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                is_leaders=name not in self._storage.shared_names,
+            )
+            for name, tensor in in_order(tensors).items()
+        ]
+        self._ranks.all_reduce(StepMessage(operation=Operation.COPY))
+        self._ranks.channel.text(json.dumps([[asdict(each) for each in described], residuals]))
+        return self._storage.copy(described, tensors, residuals)
+
+    def put_state(
+        self, copy: int, key: str, check: Callable[[], None]
+    ) -> tuple[StoredObject, StoredObject | None]:
+        """Write a copy; return the objects of its tensors and of its residuals."""
+        results = self._run_checked(check, b"", "put_state", share=copy, key=key)
+        tensors = _joined(f"{key}.safetensors", [tensors for tensors, _ in results])
+        residuals = _joined(f"{key}-residuals.safetensors", [written for _, written in results])
+        assert tensors is not None
+        return tensors, residuals
+
+    def read_residuals(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
+        self.run("read_residuals", stored=asdict(manifest.residuals or manifest.tensors))
+        return dict(self._storage.progress.held)
+
+
+class RankStateWriter(StateWriter):
+    """Writes the state of all ranks, always from a copy of it."""
+
+    def __init__(self, state: ReplicaState, storage: RankStorage) -> None:
+        super().__init__(state)
+        self._storage = storage
+        self._copy = 0
+
+    def _check(self) -> None:
+        check_storable(self.tensors)
+
+    def copy(self) -> None:
+        if not self._copy:
+            self._copy = self._storage.copy_state(self.tensors, [*self.residuals])
+            self.tensors = {}
+
+    def _put(
+        self, store: Store, key: str, check: Callable[[], None]
+    ) -> tuple[StoredObject, StoredObject | None]:
+        self.copy()
+        return self._storage.put_state(self._copy, key, check)
+
+
+def _joined(key: str, results: Sequence[Written]) -> StoredObject | None:
+    """Return the object of the pieces that all ranks have written, None if there are none."""
+    written = sorted(piece for result in results for piece in result)
+    if not written:
+        return None
+    sizes = tuple(size_bytes for _, size_bytes, _ in written)
+    return StoredObject(
+        key=key,
+        size_bytes=sum(sizes),
+        checksums="".join(checksums for _, _, checksums in written),
+        pieces=sizes if len(sizes) > 1 else None,
+    )

@@ -55,7 +55,7 @@ class Restored:
 
 
 class VectorStorage(Protocol):
-    """The processes that write and read the vectors of a replica's checkpoints together."""
+    """The processes that write and read the checkpoints of a replica together."""
 
     def put_weights(self, key: str, weights: Tensor, *, check: Callable[[], None]) -> StoredObject:
         """Store the global weights, of which this process holds ``weights``, by tensor name."""

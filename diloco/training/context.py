@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from diloco.clock import Clock
 from diloco.exchange.team import Team
@@ -14,6 +15,15 @@ from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.telemetry.writer import TelemetryWriter
 from diloco.training.checkpoint import VectorStorage
+from diloco.training.replica_state import ReplicaState, ResidualReader, StateWriter
+
+
+class ReplicaStorage(VectorStorage, ResidualReader, Protocol):
+    """The ranks of a replica, which write and read its checkpoints and its state together."""
+
+    def state_writer(self, state: ReplicaState) -> StateWriter:
+        """Return the writer of the replica state, whose residuals are slices."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +44,7 @@ class ReplicaContext:
     clock: Clock
     check: Callable[[], None]
     team: Team | None = None
-    storage: VectorStorage | None = None
+    storage: ReplicaStorage | None = None
 
     @property
     def identity(self) -> Identity:

@@ -129,10 +129,11 @@ class Group:
             check=self._check,
         )
         progress = self._make_progress(model)
+        inner = self._make_inner(options.stateful)
         self._loop = RoundLoop(
-            self._with_team(self._context, progress),
+            self._with_team(self._context, progress, inner),
             progress,
-            inner=self._make_inner(options.stateful),
+            inner=inner,
             evaluate=options.evaluate,
         )
         self._loop.tasks.on_round = options.on_round
@@ -417,7 +418,9 @@ class Group:
         layout = Layout(model, **layout_options(self.settings, self._options))
         return LocalProgress(self.identity, self.settings, layout, self._clock)
 
-    def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
+    def _with_team(
+        self, context: ReplicaContext, progress: LocalProgress, inner: Inner
+    ) -> ReplicaContext:
         return context
 
     def _make_inner(self, stateful: Mapping[str, Stateful] | None) -> Inner:

@@ -248,12 +248,16 @@ class PostRoundTasks:
         """Return the writer of the replica state, which it does not copy; None if it cannot be
         saved."""
         try:
-            return StateWriter(
+            storage = self._context.storage
+            make: Callable[[ReplicaState], StateWriter] = (
+                storage.state_writer if storage else StateWriter
+            )
+            return make(
                 ReplicaState(
                     round=self._state.round - 1,
                     tokens=self._lease.progress.tokens - lost_tokens,
                     trees=self._inner.save(),
-                    residuals=self._progress.gathered_residuals(),
+                    residuals=self._progress.saved_residuals(),
                     early=early,
                     data_step=data_step,
                 )

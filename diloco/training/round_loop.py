@@ -94,7 +94,12 @@ class RoundLoop:
         self.tasks = PostRoundTasks(context, self.progress, inner, evaluate)
         self._rescue = Rescue(context, self.state, self.observer, self.tasks)
         self.resumption = Resumption(
-            context.store, self.progress, inner, self.tasks, self._round_observer
+            context.store,
+            self.progress,
+            inner,
+            self.tasks,
+            self._round_observer,
+            context.storage,
         )
         shortest = 1 if settings.dylu == "on" else settings.round_steps
         at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)

@@ -2,143 +2,49 @@
 
 from __future__ import annotations
 
-import queue
-from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diloco.errors import DamagedObject
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.model.rounding import DTYPES
 from diloco.protocol.pieces import keys_of, read_range
-from diloco.protocol.records import CheckpointManifest, Identity
+from diloco.protocol.records import CheckpointManifest
 from diloco.protocol.round_view import Totals
-from diloco.ranks.jobs import JobWorker
-from diloco.ranks.rank_progress import RankState
-from diloco.ranks.rank_storage import RankStorage, StorageWork
-from diloco.ranks.sliced_layout import SlicedLayout
+from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
-from diloco.store.metered import MeteredStore, StoreUsage
 from diloco.training.checkpoint import load_checkpoint, save_checkpoint
-
-ME = Identity(replica=0, incarnation="00001-00000000")
-WIDTH = 1031
-
-
-class Links:
-    """Queues between threads that act as ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.queues: defaultdict[tuple[int, int], queue.SimpleQueue[Any]] = defaultdict(
-            queue.SimpleQueue
-        )
-
-
-class Channel:
-    """A :class:`~diloco.ranks.command_channel.CommandChannel` between threads."""
-
-    def __init__(self, links: Links, rank: int) -> None:
-        self.rank, self.size, self.is_leader = rank, links.size, rank == 0
-        self._queues = links.queues
-
-    def send(self, tensor: Tensor, to: int) -> None:
-        self._queues[self.rank, to].put(tensor.clone())
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        tensor.copy_(self._queues[source, self.rank].get(timeout=60))
-
-    def text(self, text: str = "") -> str:
-        return self._of_root(text, 0)
-
-    def gather(self, text: str) -> list[str]:
-        return [self._of_root(text, root) for root in range(self.size)]
-
-    def _of_root(self, text: str, root: int) -> str:
-        if self.rank != root:
-            return str(self._queues[root, self.rank].get(timeout=60))
-        for rank in range(self.size):
-            if rank != root:
-                self._queues[root, rank].put(text)
-        return text
-
-
-class Silent:
-    """Ranks whose calls this test repeats itself."""
-
-    def announced(self, call: str, **arguments: Any) -> Any:
-        return nullcontext()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
-
-
-class Ranks:
-    """The ranks of one replica, all in this process."""
-
-    def __init__(self, root: Path, size: int, dtype: torch.dtype, **cut: Any) -> None:
-        self.store = LocalStore(root)
-        links = Links(size)
-        self.layouts, self.states, works = [], [], []
-        for rank in range(size):
-            channel: Any = Channel(links, rank)
-            layout = SlicedLayout(model(), channel, **cut)
-            outer = new_outer(layout.held_numel, dtype)
-            self.layouts.append(layout)
-            self.states.append(RankState(layout, outer, Silent()))  # type: ignore[arg-type]
-            progress: Any = type("Progress", (), {"layout": layout, "state": self.states[rank]})
-            works.append((StorageWork(progress, lambda: self.store, channel), channel))
-        self.storage = RankStorage(*works[0], MeteredStore(self.store))
-        self.workers = [JobWorker(*work, StoreUsage) for work in works[1:]]
-
-    def hold(self, weights: Tensor, momentum: Tensor) -> None:
-        for layout, state in zip(self.layouts, self.states, strict=True):
-            state.weights = torch.empty(layout.held_numel, dtype=weights.dtype)
-            for span, at in layout.held_parts(layout.span(None)):
-                held = slice(at, at + span.numel)
-                state.weights[held] = weights[span.start : span.stop]
-                state.outer.vectors["momentum"][held] = momentum[span.start : span.stop]
-
-    def gathered(self, of: Callable[[RankState], Tensor]) -> Tensor:
-        whole = torch.empty(self.layouts[0].numel, dtype=of(self.states[0]).dtype)
-        for layout, state in zip(self.layouts, self.states, strict=True):
-            for span, at in layout.held_parts(layout.span(None)):
-                whole[span.start : span.stop] = of(state)[at : at + span.numel]
-        return whole
-
-    def end(self) -> None:
-        self.storage.end()
-        for worker in self.workers:
-            worker.join(60)
-
-
-def new_outer(numel: int, dtype: torch.dtype) -> OuterOptimizer:
-    return OuterOptimizer(lr=1.0, momentum=0.9, numel=numel, dtypes=(dtype, dtype))
-
+from tests.diloco.ranks.rank_threads import ME, Ranks, model
 
 CASES = [
-    pytest.param(3, torch.float32, {}, id="3 ranks"),
-    pytest.param(4, torch.bfloat16, {"fragments": 2}, id="4 ranks, 2 fragments, bf16"),
-    pytest.param(3, torch.float32, {"fragments": 4}, id="3 ranks, small fragments"),
+    pytest.param(3, {}, id="3 ranks"),
+    pytest.param(
+        4,
+        {"num_fragments": 2, "master_dtype": "bf16", "momentum_dtype": "bf16"},
+        id="4 ranks, 2 fragments, bf16",
+    ),
+    pytest.param(3, {"num_fragments": 4, "sync_every": 48}, id="3 ranks, 4 fragments"),
 ]
 
 
+def layout_of(settings: GroupSettings) -> Layout:
+    return Layout(model(), fragments=settings.num_fragments)
+
+
 def saved(
-    ranks: Ranks, weights: Tensor, momentum: Tensor, root: Path, **cut: Any
+    ranks: Ranks, settings: GroupSettings, weights: Tensor, momentum: Tensor, root: Path
 ) -> tuple[CheckpointManifest, CheckpointManifest]:
     """Write a checkpoint with all ranks, and in another store with one process."""
     ranks.hold(weights, momentum)
     snapshots = [state.snapshot() for state in ranks.states]
     held, outer = snapshots[0]
-    whole = new_outer(weights.numel(), weights.dtype)
+    whole = OuterOptimizer.of(settings, weights.numel())
     whole.vectors["momentum"].copy_(momentum)
     options: dict[str, Any] = {
         "round": 3,
@@ -156,20 +62,21 @@ def saved(
         **options,
     )
     alone = save_checkpoint(
-        LocalStore(root), ME, Layout(model(), **cut), weights=weights, outer=whole, **options
+        LocalStore(root), ME, layout_of(settings), weights=weights, outer=whole, **options
     )
     assert divided is not None and alone is not None
     return divided, alone
 
 
-@pytest.mark.parametrize(("size", "dtype", "cut"), CASES)
+@pytest.mark.parametrize(("size", "more"), CASES)
 def test_a_checkpoint_of_ranks_has_the_bytes_of_one_process(
-    tmp_path: Path, size: int, dtype: torch.dtype, cut: dict[str, int]
+    tmp_path: Path, size: int, more: dict[str, Any]
 ) -> None:
-    ranks = Ranks(tmp_path / "ranks", size, dtype, **cut)
-    numel = ranks.layouts[0].numel
+    settings = GroupSettings(**more)
+    ranks = Ranks(tmp_path / "ranks", size, settings)
+    numel, dtype = ranks.layouts[0].numel, DTYPES[settings.master_dtype]
     weights, momentum = torch.randn(numel).to(dtype), torch.randn(numel).to(dtype)
-    divided, alone = saved(ranks, weights, momentum, tmp_path / "alone", **cut)
+    divided, alone = saved(ranks, settings, weights, momentum, tmp_path / "alone")
     assert divided.weights_digest == alone.weights_digest
     one = LocalStore(tmp_path / "alone")
     for name in ("weights", "outer"):
@@ -190,16 +97,16 @@ def test_a_checkpoint_of_ranks_has_the_bytes_of_one_process(
         momentum,
     )
     ranks.end()
-    outer = new_outer(numel, dtype)
-    restored = load_checkpoint(ranks.store, divided, Layout(model(), **cut), outer)
+    outer = OuterOptimizer.of(settings, numel)
+    restored = load_checkpoint(ranks.store, divided, layout_of(settings), outer)
     assert torch.equal(restored.weights, weights)
     assert torch.equal(outer.vectors["momentum"], momentum)
 
 
 def test_damage_of_a_piece_is_refused_by_all_ranks(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path / "ranks", 3, torch.float32)
+    ranks = Ranks(tmp_path / "ranks", 3, GroupSettings())
     vector = torch.randn(ranks.layouts[0].numel)
-    divided, _ = saved(ranks, vector, vector, tmp_path / "alone")
+    divided, _ = saved(ranks, GroupSettings(), vector, vector, tmp_path / "alone")
     last = keys_of(divided.weights)[-1]
     data = ranks.store.get(last)
     ranks.store.put(last, data[:-1] + bytes([data[-1] ^ 1]))
@@ -215,7 +122,7 @@ def test_damage_of_a_piece_is_refused_by_all_ranks(tmp_path: Path) -> None:
 
 def test_a_job_waits_for_the_snapshot_of_its_rank(tmp_path: Path) -> None:
     """The leader can be ahead of the training loop of another rank."""
-    ranks = Ranks(tmp_path, 1, torch.float32)
+    ranks = Ranks(tmp_path, 1, GroupSettings())
     [state] = ranks.states
     state.weights = torch.ones(ranks.layouts[0].held_numel)
     with ThreadPoolExecutor(1) as pool:
