@@ -2,7 +2,7 @@
 
 The leader sends the jobs (:mod:`diloco.ranks.jobs`), and writes the headers and the manifest. The
 pieces of the ranks (:mod:`diloco.protocol.pieces`) are together the object that one process would
-write. The optimizer state is read by the leader, which sends it to the others.
+write.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diloco.model.inner_state import OPTIMIZER
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.model.outer_rules import COMMITTED_TOTAL
 from diloco.model.tensor_file import (
@@ -30,12 +31,19 @@ from diloco.model.tensor_file import (
 from diloco.protocol.blocks import Span
 from diloco.protocol.pieces import piece_key
 from diloco.protocol.records import CheckpointManifest, ReplicaStateManifest, StoredObject
-from diloco.ranks.collective_ops import Operation, Ranks, SharedInner
+from diloco.ranks.collective_ops import BY_NAME, Operation, Ranks, SharedInner
 from diloco.ranks.command_channel import LEADER, StepMessage
 from diloco.ranks.jobs import Job, JobLeader
 from diloco.ranks.rank_progress import LEADER_AHEAD_S, RankProgress
 from diloco.ranks.sliced_layout import Stretch
-from diloco.ranks.state_share import Residual, SharedTensor, StateShare, copied
+from diloco.ranks.state_share import (
+    Residual,
+    SavedShares,
+    SharedTensor,
+    StateShare,
+    copied,
+    tensor_names,
+)
 from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.training.checkpoint import Restored, read_vectors, restored
@@ -80,6 +88,8 @@ class StorageWork:
         self.state = progress.state
         self.progress = progress
         self.inner = inner
+        self.own: dict[str, Tensor] = {}
+        """Tensors of the caller's objects in the state that was read."""
         self._ranks = ranks
         self._channel = ranks.storage
         self._open_store = open_store
@@ -120,9 +130,9 @@ class StorageWork:
                 tensors = self._put_share(self._store, f"{job['key']}.safetensors", share)
                 key = f"{job['key']}-residuals.safetensors"
                 return [tensors, self._put_residuals(self._store, key, share.residuals)]
-            case "read_residuals":
-                self.progress.held = self._read_residuals(self._store, _stored(**job["stored"]))
-                return [*self.progress.held]
+            case "read_state":
+                self.own = self._read_state(self._store, **job["state"])
+                return None
         raise AssertionError(job)
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -216,26 +226,49 @@ class StorageWork:
         ]
         return self._put(store, key, header, vectors)
 
-    def _read_residuals(self, store: Store, stored: StoredObject) -> dict[str, Tensor]:
-        """Read this rank's slices of the residuals in an object; others do not fit the model."""
-        layout, held = self.layout, dict[str, Tensor]()
+    def _read_state(
+        self, store: Store, *, tensors: Job, residuals: Job | None, skeleton: Any, own: list[str]
+    ) -> dict[str, Tensor]:
+        """Read this rank's share of the optimizer state ``skeleton``, its slices of the residuals,
+        and on the leader the tensors ``own``; return these."""
+        stored, names, found = _stored(**tensors), set(own), dict[str, Tensor]()
+        saved = SavedShares(skeleton, stored.size_bytes, self._channel)
+        held: dict[str, Tensor] = {}
 
         def windows(entry: Entry) -> Iterator[Window]:
-            if not is_residual(entry.name) or entry.dtype != torch.float32:
-                return
-            fragment = fragment_of(entry.name, layout.table.fragments)
-            if not 0 <= fragment < layout.table.fragments:
-                return
-            span, own = layout.span(fragment), layout.held_span(fragment)
-            if entry.shape != (span.numel,):
-                return
-            vector = held[entry.name] = torch.empty(own.numel)
-            for part, at in layout.held_parts(span):
-                into = vector[at - own.start :][: part.numel]
-                yield Window(part.start - span.start, into)
+            if is_residual(entry.name):
+                yield from self._residual_windows(entry, held)
+            elif entry.name in saved.names:
+                yield saved.window(entry)
+            elif entry.name in names and self._channel.is_leader:
+                found[entry.name] = entry.empty()
+                yield Window(0, found[entry.name].reshape(-1))
 
         load_windows(store, stored, windows)
-        return held
+        if residuals is not None:
+            load_windows(
+                store, _stored(**residuals), lambda entry: self._residual_windows(entry, held)
+            )
+        self.progress.held = held
+        self.inner.saved = saved if skeleton is not None else None
+        return found
+
+    def _residual_windows(self, entry: Entry, held: dict[str, Tensor]) -> Iterator[Window]:
+        """Yield this rank's slice of a residual, and add it to ``held``; one of another model is
+        left out."""
+        layout = self.layout
+        if not is_residual(entry.name) or entry.dtype != torch.float32:
+            return
+        fragment = fragment_of(entry.name, layout.table.fragments)
+        if not 0 <= fragment < layout.table.fragments:
+            return
+        span, own = layout.span(fragment), layout.held_span(fragment)
+        if entry.shape != (span.numel,):
+            return
+        vector = held[entry.name] = torch.empty(own.numel)
+        for part, at in layout.held_parts(span):
+            into = vector[at - own.start :][: part.numel]
+            yield Window(part.start - span.start, into)
 
 
 def _stored(*, pieces: list[int] | None, **values: Any) -> StoredObject:
@@ -347,9 +380,34 @@ class RankStorage(JobLeader):
         assert tensors is not None
         return tensors, residuals
 
-    def read_residuals(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
-        self.run("read_residuals", stored=asdict(manifest.residuals or manifest.tensors))
-        return dict(self._storage.progress.held)
+    def read_state(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
+        """Read a saved state on all ranks. The optimizers of a replica of one process are stored in
+        another form, which is not read."""
+        parts = _parts_of(manifest.tree)
+        skeleton = parts.pop(BY_NAME, None)
+        others = {name for tree in parts.values() for name in tensor_names(tree)}
+        own = {
+            name
+            for key, tree in parts.items()
+            if not key.startswith(OPTIMIZER)
+            for name in tensor_names(tree)
+        }
+        residuals = manifest.residuals
+        self.run(
+            "read_state",
+            state={
+                "tensors": asdict(manifest.tensors),
+                "residuals": None if residuals is None else asdict(residuals),
+                "skeleton": skeleton,
+                "own": sorted(own),
+            },
+        )
+        unread = {*tensor_names(skeleton), *others} - own
+        return {
+            **{name: torch.empty(0, device="meta") for name in unread},
+            **self._storage.own,
+            **self._storage.progress.held,
+        }
 
 
 class RankStateWriter(StateWriter):
@@ -373,6 +431,18 @@ class RankStateWriter(StateWriter):
     ) -> tuple[StoredObject, StoredObject | None]:
         self.copy()
         return self._storage.put_state(self._copy, key, check)
+
+
+def _parts_of(tree: Any) -> dict[str, Any]:
+    """Return the trees in the tree of a saved state by name."""
+    match tree:
+        case {"dict": list(items)}:
+            return {item[0]: item[1] for item in items if _is_named(item)}
+    return {}
+
+
+def _is_named(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)
 
 
 def _joined(key: str, results: Sequence[Written]) -> StoredObject | None:

@@ -15,10 +15,10 @@ from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.telemetry.writer import TelemetryWriter
 from diloco.training.checkpoint import VectorStorage
-from diloco.training.replica_state import ReplicaState, ResidualReader, StateWriter
+from diloco.training.replica_state import ReplicaState, StateReader, StateWriter
 
 
-class ReplicaStorage(VectorStorage, ResidualReader, Protocol):
+class ReplicaStorage(VectorStorage, StateReader, Protocol):
     """The ranks of a replica, which write and read its checkpoints and its state together."""
 
     def state_writer(self, state: ReplicaState) -> StateWriter:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from diloco.errors import ReplicaError
 from diloco.model.state_tree import join_tree, split_tree
-from diloco.model.tensor_file import Entry, TensorWriter
+from diloco.model.tensor_file import TensorWriter
 from diloco.protocol import keys
 from diloco.protocol.reading import read_record
 from diloco.protocol.records import (
@@ -162,36 +162,29 @@ def fragment_of(name: str, fragments: int) -> int:
     return (int(name.removeprefix(LEFT_OUT)) - 1) % fragments
 
 
-class ResidualReader(Protocol):
-    """Reads the residuals of a saved state for a replica of several ranks."""
+class StateReader(Protocol):
+    """Reads a saved state for a replica of several ranks."""
 
-    def read_residuals(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
-        """Read the slices that each rank holds; return those of the leader by name."""
+    def read_state(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
+        """Read the tensors on all ranks; return by name those of the caller's objects, the leader's
+        slices of the residuals, and for other tensors ones on the meta device."""
         ...
 
 
 def _read_tensors(
-    store: Store, manifest: ReplicaStateManifest, reader: ResidualReader | None
+    store: Store, manifest: ReplicaStateManifest, reader: StateReader | None
 ) -> dict[str, Tensor]:
     """Read the tensors of a saved state, and the residuals that this process holds."""
-    if reader is None:
-        tensors = load_tensors(store, manifest.tensors)
-        residuals = load_tensors(store, manifest.residuals) if manifest.residuals else {}
-    else:
-        has_residuals = manifest.residuals is not None
-
-        def target(entry: Entry) -> Tensor | None:
-            nonlocal has_residuals
-            has_residuals |= is_residual(entry.name)
-            return None if is_residual(entry.name) else entry.empty()
-
-        tensors = load_tensors(store, manifest.tensors, target)
-        residuals = reader.read_residuals(manifest) if has_residuals else {}
-    return {**tensors, **residuals}
+    if reader is not None:
+        return reader.read_state(manifest)
+    tensors = load_tensors(store, manifest.tensors)
+    if manifest.residuals is not None:
+        tensors |= load_tensors(store, manifest.residuals)
+    return tensors
 
 
 def load_replica_state(
-    store: Store, replica: int, reader: ResidualReader | None = None
+    store: Store, replica: int, reader: StateReader | None = None
 ) -> ReplicaState | None:
     """Load the newest complete save of a replica number; return None if none can be read. With a
     ``reader`` the residuals are slices."""

@@ -18,7 +18,7 @@ from diloco.protocol.reading import Damaged
 from diloco.store.base import Store
 from diloco.training.local_progress import LocalProgress
 from diloco.training.post_round import PostRoundTasks
-from diloco.training.replica_state import EarlyContribution, ResidualReader, load_replica_state
+from diloco.training.replica_state import EarlyContribution, StateReader, load_replica_state
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Resumption:
         inner: Inner,
         tasks: PostRoundTasks,
         round_observer: RoundObserver,
-        reader: ResidualReader | None = None,
+        reader: StateReader | None = None,
     ) -> None:
         self.ahead: list[InflightRound] = []
         self._store = store

@@ -81,6 +81,10 @@ class RankChannels:
         pass
 
 
+def _as_ranks(channels: RankChannels) -> Any:
+    return channels
+
+
 def model() -> nn.Module:
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
 
@@ -92,17 +96,17 @@ class Ranks:
         self.store = LocalStore(root)
         self.works: list[StorageWork] = []
         links = Links(size), Links(size)
-        channels: list[Any] = [RankChannels(links, rank) for rank in range(size)]
-        for each in channels:
+        channels = self.channels = [RankChannels(links, rank) for rank in range(size)]
+        for each in map(_as_ranks, channels):
             layout = SlicedLayout(model(), each.channel, fragments=settings.num_fragments)
             progress = RankProgress(ME, settings, layout, ManualClock(), each)
-            inner: Any = SimpleNamespace(own={})
+            inner: Any = SimpleNamespace(own={}, saved=None)
             self.works.append(StorageWork(progress, inner, lambda: self.store, each))
         self.layouts = [work.layout for work in self.works]
         self.states = [work.state for work in self.works]
-        self.storage = RankStorage(self.works[0], channels[0], MeteredStore(self.store))
+        self.storage = RankStorage(self.works[0], _as_ranks(channels[0]), MeteredStore(self.store))
         self._workers = [
-            JobWorker(work, each.storage, StoreUsage)
+            JobWorker(work, _as_ranks(each).storage, StoreUsage)
             for work, each in zip(self.works[1:], channels[1:], strict=True)
         ]
 

@@ -17,7 +17,8 @@ from diloco.model.tensor_file import TensorWriter, in_order
 from diloco.protocol import object_digest, pieces
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks import state_share
-from diloco.ranks.state_share import SharedTensor, copied
+from diloco.ranks.collective_ops import BY_NAME
+from diloco.ranks.state_share import SharedTensor, copied, fitted
 from diloco.training import stored_objects
 from diloco.training.replica_state import (
     EarlyContribution,
@@ -101,7 +102,10 @@ class Saved:
         state = ReplicaState(
             round=3,
             tokens=7,
-            trees={"inner": {"moment": self.moment, "lr": 0.5}},
+            trees={
+                BY_NAME: {"state": {"w": {"moment": self.moment}}, "groups": [{"lr": 0.5}]},
+                "counter": {"position": torch.arange(5)},
+            },
             residuals={0: leader.progress.held["residual.0"]},
             early={4: EarlyContribution(incarnation="00001-00000001", residual=early[0])},
         )
@@ -135,8 +139,10 @@ def test_one_process_reads_the_state_of_several_ranks(saved: Saved, is_earlier: 
     saved.write(is_earlier=is_earlier)
     state = load_replica_state(saved.ranks.store, 0)
     assert state is not None and (state.round, state.tokens) == (3, 7)
-    assert state.trees["inner"]["lr"] == 0.5
-    assert torch.equal(state.trees["inner"]["moment"], saved.moment_then)
+    optimizer = state.trees[BY_NAME]
+    assert optimizer["groups"] == [{"lr": 0.5}]
+    assert torch.equal(optimizer["state"]["w"]["moment"], saved.moment_then)
+    assert state.trees["counter"]["position"].tolist() == [0, 1, 2, 3, 4]
     assert torch.equal(state.residuals[0], saved.whole[0]) and [*state.residuals] == [0]
     early = state.early[4].residual
     assert early is not None and torch.equal(early, saved.early)
@@ -147,19 +153,59 @@ def test_each_rank_reads_its_slices_of_the_residuals(saved: Saved) -> None:
     state = load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
     assert state is not None
     check_slices(saved, state)
+    assert state.trees["counter"]["position"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_each_rank_reads_a_share_of_the_optimizer_state(saved: Saved) -> None:
+    saved.write()
+    assert load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
+
+    def loaded(rank: int) -> Tensor:
+        shares = saved.ranks.works[rank].inner.saved
+        assert shares is not None
+        own = {"state": {"w": {"moment": torch.ones(300_000)}}, "groups": [{"lr": 7.0}]}
+        targets: dict[str, Tensor] = {}
+        tree = fitted(shares, shares.skeleton, own, targets)
+        assert tree["groups"] == [{"lr": 0.5}] and [*targets] == ["0"]
+        return shares.take("0", saved.ranks.channels[rank].channel)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        for moment in pool.map(loaded, range(RANKS)):
+            assert torch.equal(moment, saved.moment_then)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {"w": {"moment": torch.ones(3)}},
+            r"expected a saved tensor of \[3\], found one of \[300000\]",
+        ),
+        ({"w": {"other": torch.ones(3)}}, r"not \['moment', 'other'\]"),
+        ({"w": [torch.ones(3)]}, "expected list, found a saved dict"),
+    ],
+)
+def test_a_state_of_another_optimizer_is_refused(saved: Saved, own: Any, message: str) -> None:
+    saved.write()
+    assert load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
+    shares = saved.ranks.works[1].inner.saved
+    assert shares is not None
+    with pytest.raises(ValueError, match=message):
+        fitted(shares, shares.skeleton, {"state": own, "groups": [{"lr": 7.0}]}, {})
 
 
 def test_ranks_read_the_state_of_one_process(saved: Saved) -> None:
     whole = ReplicaState(
         round=3,
         tokens=7,
-        trees={"inner": {"moment": saved.moment}},
+        trees={"inner_optimizer": {"moment": saved.moment}, "counter": {"n": torch.ones(2)}},
         residuals={0: saved.whole[0]},
         early={4: EarlyContribution(incarnation="00001-00000001", residual=saved.early)},
     )
     StateWriter(whole).write(saved.ranks.store, ME, wall_s=0.0)
     state = load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
-    assert state is not None and torch.equal(state.trees["inner"]["moment"], saved.moment)
+    assert state is not None and state.trees["counter"]["n"].tolist() == [1, 1]
+    assert all(work.inner.saved is None for work in saved.ranks.works), "it has another form"
     check_slices(saved, state)
 
 
