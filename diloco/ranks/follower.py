@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from diloco.clock import SystemClock
 from diloco.errors import ReplicaError
 from diloco.membership.graceful_shutdown import GracefulShutdown
-from diloco.model import named_parameters
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
@@ -24,6 +23,7 @@ from diloco.ranks.collective_ops import (
     to_full_tensor,
 )
 from diloco.ranks.command_channel import StepMessage
+from diloco.ranks.final_weights import exhaust, read_all
 from diloco.ranks.jobs import FollowerStore, JobWorker
 from diloco.ranks.rank_exchange import RankWork
 from diloco.ranks.rank_progress import RankProgress
@@ -187,8 +187,7 @@ class FollowerGroup:
             case Operation.NOTHING:
                 pass
             case Operation.FINAL:
-                for _ in named_parameters.state(self._ranks.model):
-                    pass
+                exhaust(read_all(self._ranks.model))
             case _:
                 self._inner.follow(operation)
 

@@ -44,6 +44,7 @@ from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
 from diloco.model.inner_state import Inner, Stateful
 from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import StoredObject
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.collective_ops import (
     Operation,
@@ -53,6 +54,7 @@ from diloco.ranks.collective_ops import (
     to_full_tensor,
 )
 from diloco.ranks.command_channel import CommandChannel, StepMessage
+from diloco.ranks.final_weights import put_final
 from diloco.ranks.follower import FollowerGroup, make_progress
 from diloco.ranks.rank_exchange import RankTeam, RankWork
 from diloco.ranks.rank_progress import RankProgress
@@ -165,9 +167,10 @@ class LeaderGroup(Group):
             self._end_operations()
 
     def _final_tensors(self) -> dict[str, Tensor]:
-        self._ranks.all_reduce(StepMessage(operation=Operation.FINAL))
-        state = named_parameters.state(self._model)
-        return self._published((name, tensor.cpu()) for name, tensor in state)
+        return self._published(named_parameters.unread_state(self._model))
+
+    def _put_final(self, store: Store, key: str, tensors: Mapping[str, Tensor]) -> StoredObject:
+        return put_final(self._ranks, store, key, tensors)
 
     def step(
         self,

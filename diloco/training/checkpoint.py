@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -376,6 +377,10 @@ def sweep_results(store: Store, final: FinalManifest) -> None:
         store.delete(obsolete)
 
 
+PutFinal = Callable[[Store, str, Mapping[str, Tensor]], StoredObject]
+"""Stores tensors as safetensors under a key, with the sha256 of the object."""
+
+
 def publish_final(
     store: Store,
     identity: Identity,
@@ -387,16 +392,18 @@ def publish_final(
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
     wall_s: float,
+    put: PutFinal | None = None,
 ) -> bool:
     """Write weights, config and summary, then the manifest. Returns False if another writer's
-    manifest exists."""
+    manifest exists. ``put`` stores ``tensors`` that this process does not hold whole."""
+    put = put or partial(put_tensors, sha256=True)
     folder = keys.final_dir(identity.replica, identity.incarnation)
     manifest = FinalManifest(
         round=round,
         reason=reason,
         writer=identity,
         weights_digest=weights_digest,
-        weights=put_tensors(store, f"{folder}model.safetensors", tensors, sha256=True),
+        weights=put(store, f"{folder}model.safetensors", tensors),
         config=put_object(store, f"{folder}config.json", _json(config)),
         summary=put_object(store, f"{folder}summary.json", _json(summary)),
         wall_s=wall_s,

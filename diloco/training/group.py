@@ -48,6 +48,7 @@ from diloco.store.metered import MeteredStore
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import Startup
 from diloco.telemetry.writer import Number, TelemetryWriter
+from diloco.training.checkpoint import PutFinal
 from diloco.training.context import ReplicaContext
 from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
@@ -361,6 +362,7 @@ class Group:
             parameters=state.layout.numel,
             last_commit=state.last_commit,
             last_evaluation=self._loop.tasks.last_evaluation,
+            put=self._put_final,
         )
         # The final manifest ends the run, so telemetry is written before it, and samples after it.
         with contextlib.suppress(StoreError):
@@ -429,6 +431,8 @@ class Group:
     def _write_global(self) -> None:
         """Write the global weights to the model of every rank."""
         self._loop.state.discard_local()
+
+    _put_final: PutFinal | None = None
 
     def _final_tensors(self) -> dict[str, Tensor]:
         return self._published(named_parameters.state(self._model))

@@ -35,7 +35,7 @@ from diloco.model.named_parameters import local
 from diloco.protocol.blocks import SLICE_UNIT
 from diloco.protocol.records import StoredObject
 from diloco.ranks import rank_storage
-from diloco.store.base import Store
+from diloco.store.base import LocalStore, MakeParts, Store, StoreUnavailable
 
 WIDTH = 1031
 
@@ -131,6 +131,19 @@ def train(model: nn.Module, replica: int, step: int) -> None:
         values.mul_(0.99 - 0.01 * replica)
 
 
+def abort_first_upload(name: str) -> None:
+    """Let the first upload of this name fail after its first part."""
+    put, failed = LocalStore.put_stream, []
+
+    def failing(store: LocalStore, key: str, make_parts: MakeParts) -> None:
+        if key.endswith(name) and not failed:
+            failed.append(next(iter(make_parts())))
+            raise StoreUnavailable("the connection was closed")
+        put(store, key, make_parts)
+
+    LocalStore.put_stream = failing  # type: ignore[method-assign]
+
+
 def end_in_second_checkpoint() -> None:
     put, folders = rank_storage.put_parts, []
 
@@ -153,6 +166,8 @@ def run(root: Path, name: str, ranks: int, rank: int) -> dict[str, Any]:
         observed["evaluated"] += 1
         return 1.0, 1
 
+    if name == "fp32" and rank == 0:
+        abort_first_upload("model.safetensors")
     if name == "killed" and rank == KILLED:
         end_in_second_checkpoint()
     with diloco.join(
