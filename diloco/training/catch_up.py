@@ -13,6 +13,7 @@ from diloco.exchange.round_observer import READ_AHEAD, RoundObserver
 from diloco.membership.observer import Observer
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
+from diloco.protocol.round_weights import kept_when_late
 from diloco.training.context import ReplicaContext
 from diloco.training.initial_state import (
     TRY_AGAIN_S,
@@ -135,7 +136,7 @@ class CatchUp:
                 continue
             own = missed if missed and missed.round == commit.round else None
             in_quarantine = self._progress.in_quarantine(commit.round)
-            keep = self._context.settings.late_keep
+            keep = kept_when_late(self._context.settings)
             self._finish_checkpoint()
             outcome = self._progress.apply(commit, merged, own, keep=keep)
             applied += 1
