@@ -27,8 +27,8 @@ from diloco.ranks.final_weights import exhaust, read_all
 from diloco.ranks.jobs import FollowerStore, JobWorker
 from diloco.ranks.rank_exchange import RankWork
 from diloco.ranks.rank_progress import RankProgress
-from diloco.ranks.rank_storage import StorageWork
 from diloco.ranks.sliced_layout import SlicedLayout
+from diloco.ranks.storage_work import StorageWork
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
 from diloco.training.hooks import BeforeRound, RoundHooks, RoundWatcher

@@ -58,7 +58,8 @@ from diloco.ranks.final_weights import put_final
 from diloco.ranks.follower import FollowerGroup, make_progress
 from diloco.ranks.rank_exchange import RankTeam, RankWork
 from diloco.ranks.rank_progress import RankProgress
-from diloco.ranks.rank_storage import RankStorage, StorageWork
+from diloco.ranks.rank_storage import RankStorage
+from diloco.ranks.storage_work import StorageWork
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
 from diloco.training.context import ReplicaContext

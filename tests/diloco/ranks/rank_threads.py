@@ -17,8 +17,9 @@ from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.jobs import JobWorker
 from diloco.ranks.rank_progress import RankProgress, RankState
-from diloco.ranks.rank_storage import RankStorage, StorageWork
+from diloco.ranks.rank_storage import RankStorage
 from diloco.ranks.sliced_layout import SlicedLayout
+from diloco.ranks.storage_work import StorageWork
 from diloco.store.base import LocalStore
 from diloco.store.metered import MeteredStore, StoreUsage
 from tests.diloco.clocks import ManualClock

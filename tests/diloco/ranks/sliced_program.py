@@ -34,7 +34,7 @@ import diloco
 from diloco.model.named_parameters import local
 from diloco.protocol.blocks import SLICE_UNIT
 from diloco.protocol.records import StoredObject
-from diloco.ranks import rank_storage
+from diloco.ranks import storage_work
 from diloco.store.base import LocalStore, MakeParts, Store, StoreUnavailable
 
 WIDTH = 1031
@@ -145,7 +145,7 @@ def abort_first_upload(name: str) -> None:
 
 
 def end_in_second_checkpoint() -> None:
-    put, folders = rank_storage.put_parts, []
+    put, folders = storage_work.put_parts, []
 
     def ending(store: Store, key: str, *arguments: Any, **options: Any) -> StoredObject:
         folders.append(key.rpartition("/")[0])
@@ -153,7 +153,7 @@ def end_in_second_checkpoint() -> None:
             os._exit(EXIT)
         return put(store, key, *arguments, **options)
 
-    rank_storage.put_parts = ending  # type: ignore[assignment]
+    storage_work.put_parts = ending  # type: ignore[assignment]
 
 
 def run(root: Path, name: str, ranks: int, rank: int) -> dict[str, Any]:
