@@ -34,8 +34,8 @@ def measure(rank: int, ranks: int, parameters: int, folder: str) -> None:
     )
     width = int((parameters / 8) ** 0.5)
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(8)])
-    channel, jobs = CommandChannel(timeout_s=300.0), CommandChannel(timeout_s=300.0)
-    ranks_of_replica = Ranks(channel, model, jobs=jobs)
+    channel, exchange, storage = (CommandChannel(timeout_s=300.0) for _ in range(3))
+    ranks_of_replica = Ranks(channel, model, exchange=exchange, storage=storage)
     layout = SlicedLayout(model, channel)
     for _ in range(100):
         ranks_of_replica.all_reduce(StepMessage())

@@ -31,6 +31,7 @@ from diloco.inspection.reader import Reader, find_last
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.packed_rounds import PackedRounds
+from diloco.protocol.pieces import keys_of
 from diloco.protocol.records import (
     CheckpointManifest,
     Command,
@@ -213,7 +214,7 @@ def _read_final(reader: Reader, listed: list[ObjectInfo]) -> FinalPicture | None
 
 
 def _missing(named: Iterable[StoredObject | None], present: set[str]) -> tuple[str, ...]:
-    return tuple(stored.key for stored in named if stored and stored.key not in present)
+    return tuple(key for stored in named if stored for key in keys_of(stored) if key not in present)
 
 
 def _read_commands(reader: Reader) -> tuple[Command, ...]:

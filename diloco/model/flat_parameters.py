@@ -140,8 +140,17 @@ class Layout:
         """Return the position in the flat vector of the first held element of a fragment."""
         return self.span(fragment).start
 
+    def held_parts(self, span: Span) -> Iterator[tuple[Span, int]]:
+        """Yield the held parts of the elements ``span`` of the flat vector, and the position of
+        each in the vector of held elements."""
+        yield span, span.start
+
     def digest(self, held: Tensor) -> str:
         """Return the digest of a fragment from its held elements."""
+        return digest(held)
+
+    def model_digest(self, held: Tensor) -> str:
+        """Return the digest of the whole vector from the held elements."""
         return digest(held)
 
     def on_all_ranks(self, flag: bool) -> bool:

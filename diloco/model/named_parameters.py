@@ -198,6 +198,12 @@ def state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     For sharded tensors it is a collective operation: all their ranks must exhaust it.
     """
+    for name, tensor in unread_state(model):
+        yield name, read(tensor)
+
+
+def unread_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Like :func:`state`, with sharded tensors as they are."""
     model = bare(model)
     tensors = model.state_dict()
     named = chain(
@@ -217,4 +223,4 @@ def state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if tensor.numel() and tensor.data_ptr() in pointers:
                 continue
             pointers.add(tensor.data_ptr())
-        yield bare_name(name), read(tensor)
+        yield bare_name(name), tensor.detach()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,15 +80,9 @@ class TensorWriter:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
-                raise TypeError(
-                    f"{name}: expected a dense tensor of {', '.join(_NAMES.values())}, found "
-                    f"{tensor.dtype}, {tensor.layout}"
-                )
-        # The widest first, so that every tensor is aligned.
-        self._tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-        self._header = _header(self._tensors)
+        check_storable(tensors)
+        self._tensors = in_order(tensors)
+        self._header = header_of(self._tensors)
         body_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         self.size_bytes = len(self._header) + body_bytes
         self._copied: list[memoryview] | None = None
@@ -102,43 +97,54 @@ class TensorWriter:
         if self._copied is None:
             whole = torch.empty(self.size_bytes, dtype=torch.uint8)
             parts = iter(torch.split(whole, PART_BYTES))
-            self._copied = list(self._parts(self._released(), lambda left: next(parts)))
+            released = self._released()
+            self._copied = list(
+                packed(self._header, released, self.size_bytes, lambda left: next(parts))
+            )
 
     def parts(self) -> Iterator[memoryview]:
         """Yield the object in parts of :data:`~diloco.store.base.PART_BYTES`, each in separate
         memory. Can be called again."""
         if self._copied is None:
-            return self._parts(iter(self._tensors.values()), _new_part)
+            return packed(self._header, self._tensors.values(), self.size_bytes)
         return iter(self._copied)
 
     def _released(self) -> Iterator[Tensor]:
         while self._tensors:
             yield self._tensors.pop(next(iter(self._tensors)))
 
-    @torch.no_grad()
-    def _parts(
-        self, tensors: Iterator[Tensor], new_part: Callable[[int], Tensor]
-    ) -> Iterator[memoryview]:
-        """Yield the object in parts from ``new_part``, which takes the number of bytes left."""
-        left = self.size_bytes
-        part, filled = new_part(left), 0
-        for tensor in _with_header(self._header, tensors):
-            flat, copied = tensor.detach().reshape(-1), 0
-            size = flat.element_size()
-            while copied < flat.numel():
-                count = min(flat.numel() - copied, (part.numel() - filled) // size)
-                where = part[filled : filled + count * size].view(flat.dtype)
-                where.copy_(flat[copied : copied + count])
-                copied, filled = copied + count, filled + count * size
-                if filled == part.numel():
-                    yield memoryview(part.numpy())  # type: ignore[arg-type]
-                    left -= filled
-                    part, filled = new_part(left) if left else part[:0], 0
-        assert left == 0, "the tensors differ from the header"
+
+@torch.no_grad()
+def packed(
+    prefix: bytes,
+    tensors: Iterable[Tensor],
+    size_bytes: int,
+    new_part: Callable[[int], Tensor] | None = None,
+) -> Iterator[memoryview]:
+    """Yield ``size_bytes`` bytes, ``prefix`` and then those of the tensors, in parts of
+    :data:`~diloco.store.base.PART_BYTES`; ``new_part`` returns the memory of one, at most the
+    number of bytes that are left."""
+    new_part = new_part or _new_part
+    left = size_bytes
+    part, filled = new_part(left), 0
+    for tensor in _with_prefix(prefix, tensors):
+        flat, copied = tensor.detach().reshape(-1), 0
+        size = flat.element_size()
+        while copied < flat.numel():
+            count = min(flat.numel() - copied, (part.numel() - filled) // size)
+            where = part[filled : filled + count * size].view(flat.dtype)
+            where.copy_(flat[copied : copied + count])
+            copied, filled = copied + count, filled + count * size
+            if filled == part.numel():
+                yield memoryview(part.numpy())  # type: ignore[arg-type]
+                left -= filled
+                part, filled = new_part(left) if left else part[:0], 0
+    assert left == 0, "the tensors differ from the header"
 
 
-def _with_header(header: bytes, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
-    yield torch.from_numpy(np.frombuffer(bytearray(header), dtype=np.uint8))
+def _with_prefix(prefix: bytes, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    if prefix:
+        yield torch.from_numpy(np.frombuffer(bytearray(prefix), dtype=np.uint8))
     yield from tensors
 
 
@@ -146,7 +152,24 @@ def _new_part(left: int) -> Tensor:
     return torch.empty(min(left, PART_BYTES), dtype=torch.uint8)
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise :class:`TypeError` for a tensor that safetensors cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name}: expected a dense tensor of {', '.join(_NAMES.values())}, found "
+                f"{tensor.dtype}, {tensor.layout}"
+            )
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in the order of their object: the widest first, so that all are aligned."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+
+
+def header_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the header of an object of tensors, which can be on the meta device; see
+    :func:`in_order`."""
     fields, start = {}, 0
     for name, tensor in tensors.items():
         fields[name] = {
@@ -201,22 +224,51 @@ def _entry(name: str, value: Any, first: int) -> Entry:
     raise ValueError(f"expected a tensor of safetensors, found {abridged(value)}")
 
 
-def fill(
-    targets: Iterator[tuple[Entry, Tensor | None]], parts: Iterator[bytes | bytearray]
-) -> None:
-    """Copy the body of an object into ``targets``, contiguous CPU tensors in the order of the
-    object; None skips an entry. ``parts`` begins with the first byte of the object."""
-    part: bytes | bytearray = b""
-    start = 0
-    for entry, target in targets:
-        into = None if target is None else target.reshape(-1).view(torch.uint8).numpy()
-        at = entry.start
-        while at < entry.stop:
-            while start + len(part) <= at:
-                start += len(part)
-                part = next(parts)
-            count = min(entry.stop, start + len(part)) - at
-            if into is not None:
-                source = np.frombuffer(part, dtype=np.uint8, count=count, offset=at - start)
-                into[at - entry.start :][:count] = source
-            at += count
+@dataclass(frozen=True)
+class Window:
+    """Elements of a tensor of an object, from ``first``, and the flat contiguous CPU tensor of the
+    same dtype to read them into."""
+
+    first: int
+    into: Tensor
+
+
+class Filling:
+    """Copies parts of an object into the windows of its tensors, which are in the order of the
+    object."""
+
+    def __init__(self, wanted: Sequence[tuple[Entry, Sequence[Window]]]) -> None:
+        self._windows = sorted(
+            (
+                (entry.start + window.first * entry.dtype.itemsize, _bytes_of(window.into))
+                for entry, windows in wanted
+                for window in windows
+                if window.into.numel()
+            ),
+            key=lambda window: window[0],
+        )
+        self._starts = [start for start, _ in self._windows]
+
+    def needs(self, start: int, stop: int) -> bool:
+        """Return whether a window has a byte between these positions of the object."""
+        return any(True for _ in self._inside(start, stop))
+
+    def add(self, start: int, part: bytes | bytearray) -> None:
+        """Copy the part from ``start`` into the windows that have some of it."""
+        for first, into in self._inside(start, start + len(part)):
+            low, high = max(start, first), min(start + len(part), first + len(into))
+            source = np.frombuffer(part, dtype=np.uint8, count=high - low, offset=low - start)
+            into[low - first : high - first] = source
+
+    def _inside(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+        """Yield the windows with a byte between two positions. Windows do not overlap."""
+        index = max(0, bisect_right(self._starts, start) - 1)
+        while index < len(self._windows) and self._starts[index] < stop:
+            first, into = self._windows[index]
+            if first + len(into) > start:
+                yield first, into
+            index += 1
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    return tensor.view(torch.uint8).numpy()

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from diloco.protocol import keys
 from diloco.protocol.object_digest import ObjectDigest, digest_of
+from diloco.protocol.pieces import read_range
 from diloco.protocol.records import BadRecord, CheckpointManifest, StoredObject
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import PART_BYTES, MissingKey, Store
@@ -110,11 +111,11 @@ def _zeroed_count(source: Store, stored: StoredObject) -> tuple[int, bytes]:
     bytes, a JSON header with each tensor's offsets relative to the end of the header, then the
     tensors.
     """
-    [length] = struct.unpack("<Q", source.get_range(stored.key, 0, 8))
+    [length] = struct.unpack("<Q", read_range(source, stored, 0, 8))
     if length > min(HEADER_LIMIT, stored.size_bytes):
         raise ForkError(f"{stored.key}: expected safetensors, found a header of {length} bytes")
     try:
-        header = json.loads(source.get_range(stored.key, 8, length))
+        header = json.loads(read_range(source, stored, 8, length))
         start, end = header[COUNT]["data_offsets"]
         if header[COUNT]["dtype"] != "I64" or end - start != 8:
             raise ValueError(f"{COUNT} is {header[COUNT]}")
@@ -130,18 +131,20 @@ def _copy(
     key: str,
     patch: tuple[int, bytes] = (0, b""),
 ) -> StoredObject:
-    """Copy an object part by part with ``patch`` (offset, bytes) applied, and describe the copy.
+    """Copy an object part by part with ``patch`` (offset, bytes) applied, and describe the copy,
+    which is one object even if the source has several pieces.
 
     The source is compared with its manifest's digest before any manifest names the copy.
     """
-    read, written = ObjectDigest(), ObjectDigest(sha256=False)
+    sizes = stored.pieces or ()
+    read, written = ObjectDigest(pieces=sizes), ObjectDigest(sha256=False)
     at, data = patch
 
     def parts() -> Iterator[bytes]:
         nonlocal read, written
-        read, written = ObjectDigest(), ObjectDigest(sha256=False)
+        read, written = ObjectDigest(pieces=sizes), ObjectDigest(sha256=False)
         for start in range(0, stored.size_bytes, PART_BYTES):
-            part = source.get_range(stored.key, start, PART_BYTES)
+            part = read_range(source, stored, start, PART_BYTES)
             read.update(part)
             part = _patched(part, start, at, data)
             written.update(part)

@@ -337,6 +337,7 @@ class Kind(StrEnum):
 _N, _R, _U = "[0-9]{8}", "[0-9]{5}", "[0-9]{6}"
 """Patterns of a round or number, of a replica or shard, and of an epoch, a unit or a link."""
 _I = _INCARNATION.pattern
+_PIECE = r"\.[0-9]{5}"
 _KINDS = {
     Kind.OWNER: r"owner\.json",
     Kind.GROUP: r"group\.json",
@@ -349,9 +350,12 @@ _KINDS = {
     Kind.REDUCED: rf"rounds/{_N}/reduced/{_R}\.[0-9a-f]{{64}}",
     Kind.PACK: rf"packs/1/{_N}\.pack",
     Kind.CHECKPOINT: (
-        rf"checkpoints/{_N}/(?:manifest\.json|{_R}\.{_I}/(?:weights|outer)\.safetensors)"
+        rf"checkpoints/{_N}/(?:manifest\.json"
+        rf"|{_R}\.{_I}/(?:weights|outer)(?:{_PIECE})?\.safetensors)"
     ),
-    Kind.STATE: rf"state/{_R}/{_I}\.{_N}/(?:manifest\.json|[a-z0-9_-]{{1,32}}\.safetensors)",
+    Kind.STATE: (
+        rf"state/{_R}/{_I}\.{_N}/(?:manifest\.json|[a-z0-9_-]{{1,32}}(?:{_PIECE})?\.safetensors)"
+    ),
     Kind.TELEMETRY: rf"telemetry/{_R}/{_I}/{_N}\.(?:json|pack)",
     Kind.CONTROL: rf"control/{_N}\.json",
     Kind.JOURNAL: rf"control/journal/{_N}\.json",

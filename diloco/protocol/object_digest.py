@@ -9,6 +9,8 @@ text. Objects for other programs have a plain sha256 too, which ``sha256sum`` co
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 from diloco.store.base import PART_BYTES
@@ -38,34 +40,46 @@ def part_count(size_bytes: int) -> int:
     return -(-size_bytes // PART_BYTES)
 
 
-class ObjectDigest:
-    """Computes the checksums, and with ``sha256`` also that, of bytes that arrive in pieces of any
-    size."""
+def _part_sizes(pieces: Iterable[int]) -> Iterator[int]:
+    """Yield the sizes of the parts of pieces, and of a last piece of any size."""
+    for size in pieces:
+        yield from repeat(PART_BYTES, size // PART_BYTES)
+        if size % PART_BYTES:
+            yield size % PART_BYTES
+    yield from repeat(PART_BYTES)
 
-    def __init__(self, *, sha256: bool = True) -> None:
+
+class ObjectDigest:
+    """Computes the checksums, and with ``sha256`` also that, of bytes that arrive in blocks of any
+    size. A part ends with each of ``pieces`` (sizes in bytes)."""
+
+    def __init__(self, *, sha256: bool = True, pieces: Iterable[int] = ()) -> None:
         self.size_bytes = 0
         self._sha256 = hashlib.sha256() if sha256 else None
         self._checksums: list[str] = []
-        self._part = _hash_of(b"")
+        self._sizes = _part_sizes(pieces)
+        self._part, self._left, self._is_empty = _hash_of(b""), next(self._sizes), True
 
     def update(self, data: Data) -> None:
-        """Add the next piece."""
+        """Add the next block."""
         view = memoryview(data)
         if self._sha256 is not None:
             self._sha256.update(view)
         while len(view):
-            left = PART_BYTES - self.size_bytes % PART_BYTES
-            self._part.update(view[:left])
-            self.size_bytes += min(left, len(view))
-            if self.size_bytes % PART_BYTES == 0:
+            block = view[: self._left]
+            self._part.update(block)
+            self.size_bytes += len(block)
+            self._left -= len(block)
+            self._is_empty = self._left == 0
+            if self._is_empty:
                 self._checksums.append(self._part.hexdigest())
-                self._part = _hash_of(b"")
-            view = view[left:]
+                self._part, self._left = _hash_of(b""), next(self._sizes)
+            view = view[len(block) :]
 
     @property
     def checksums(self) -> str:
-        """The checksums of all parts; the last part ends with the last piece."""
-        last = [self._part.hexdigest()] if self.size_bytes % PART_BYTES else []
+        """The checksums of all parts; the last part ends with the last block."""
+        last = [] if self._is_empty else [self._part.hexdigest()]
         return "".join(self._checksums + last)
 
     @property

@@ -75,11 +75,7 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """Serialize to compact JSON with a seal."""
-        values = dataclasses.asdict(self)
-        for f in dataclasses.fields(self):
-            if f.metadata.get(OPTIONAL) and values[f.name] is None:
-                del values[f.name]
-        body = {"v": PROTOCOL, **values}
+        body = {"v": PROTOCOL, **_values(self)}
         text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
         return text + seal(text)
 
@@ -120,6 +116,19 @@ class Record:
         value = _read(cls, body, cls.__name__)
         assert isinstance(value, cls)
         return value
+
+
+def _values(record: Any) -> dict[str, Any]:
+    """Return the fields of a record, without the :data:`OPTIONAL` ones that are None; also in
+    fields that are dataclasses themselves."""
+    values = dataclasses.asdict(record)
+    for f in dataclasses.fields(record):
+        value = getattr(record, f.name)
+        if f.metadata.get(OPTIONAL) and value is None:
+            del values[f.name]
+        elif dataclasses.is_dataclass(value):
+            values[f.name] = _values(value)
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)

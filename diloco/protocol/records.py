@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from diloco.protocol import keys
 from diloco.protocol.group_document import PROTOCOL
 from diloco.protocol.object_digest import digest_of
+from diloco.protocol.parsing import abridged
 from diloco.protocol.record_base import (
     BOUNDS,
     INT_LIMIT,
@@ -274,19 +275,35 @@ class Commit(Record):
     wall_s: float
 
 
+MAX_PIECES = 99_999
+"""Maximum number of pieces of an object: five digits in a key."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
     """An object named by a manifest.
 
     ``checksums`` are those of its parts (:mod:`diloco.protocol.object_digest`). ``sha256`` is
     there for objects that other programs read, and in manifests of version 2, which have no
-    checksums.
+    checksums. ``pieces`` has the sizes of the objects that together are this one
+    (:mod:`diloco.protocol.pieces`), None if it is stored under ``key`` itself.
     """
 
     key: str
     size_bytes: int
     checksums: str = ""
     sha256: str = ""
+    pieces: tuple[int, ...] | None = field(default=None, metadata={OPTIONAL: True})
+
+    def __post_init__(self) -> None:
+        pieces = self.pieces
+        if pieces is None:
+            return
+        if not 1 < len(pieces) <= MAX_PIECES or min(pieces) < 1 or sum(pieces) != self.size_bytes:
+            raise BadRecord(
+                f"{abridged(self.key)}: expected 2 to {MAX_PIECES:,} pieces of {self.size_bytes} "
+                f"bytes in total, found {len(pieces)} of {sum(pieces)}"
+            )
 
     @property
     def digest(self) -> str:
@@ -373,7 +390,8 @@ class HandedInRound:
 class ReplicaStateManifest(Record):
     """One replica's private state after ``round``; written last, by its only writer.
 
-    ``tree`` is the JSON skeleton of the state dicts whose tensors are in ``tensors``. ``handed_in``
+    ``tree`` is the JSON skeleton of the state dicts whose tensors are in ``tensors``. The residuals
+    of a replica of several ranks are in ``residuals``, of others in ``tensors``. ``handed_in``
     lists contributions to undecided rounds, ``data_step`` is the first step whose data is in none
     of them.
     """
@@ -386,12 +404,13 @@ class ReplicaStateManifest(Record):
     tokens: int
     tree: Any
     tensors: StoredObject
+    residuals: StoredObject | None = field(default=None, metadata={OPTIONAL: True})
     handed_in: tuple[HandedInRound, ...] = ()
     data_step: int = 0
     wall_s: float
 
     def __post_init__(self) -> None:
-        _named_below(f"state/{self.writer.replica:05d}/", self.tensors)
+        _named_below(f"state/{self.writer.replica:05d}/", self.tensors, self.residuals)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 from diloco.protocol.records import ContributionRecord, LateReplica, Plan, Refusal
 from diloco.protocol.round_view import RoundView
+from diloco.protocol.settings import GroupSettings
 
 MAX_COUNTED = 10**15
 """Maximum tokens, steps, rounds or seconds of one contribution; weights computed from them are
@@ -43,6 +44,12 @@ def units_of(tokens: int, rounds: int, weighting: str) -> float:
     return tokens / rounds if weighting == "tokens" else 1.0
 
 
+def kept_when_late(settings: GroupSettings) -> float:
+    """Return the share of its progress that a late replica keeps for a later round: none with
+    spares, whose weights leave no room for it (:func:`late_replicas`)."""
+    return 0.0 if settings.world_size_mode == "fixed_with_spares" else settings.late_keep
+
+
 def late_replicas(
     view: RoundView, accepted: Sequence[ContributionRecord], refused: Sequence[Refusal]
 ) -> tuple[LateReplica, ...]:
@@ -52,7 +59,7 @@ def late_replicas(
     A contribution without tokens is late too: its writer has worked for the round.
     """
     settings = view.settings
-    if settings.late_keep == 0 or settings.world_size_mode == "fixed_with_spares":
+    if kept_when_late(settings) == 0:
         return ()
     decided = {record.replica for record in accepted} | {refusal.replica for refusal in refused}
     missed = {late.replica: late.missed for late in view.previous.late} if view.previous else {}

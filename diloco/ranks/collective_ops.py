@@ -22,7 +22,6 @@ import torch.distributed as dist
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
@@ -36,6 +35,7 @@ from diloco.model.inner_state import Inner, Stateful
 from diloco.model.state_tree import join_tree, split_tree
 from diloco.model.tensor_file import TensorWriter
 from diloco.ranks.command_channel import CommandChannel, StepMessage
+from diloco.ranks.state_share import SavedShares, fitted
 from diloco.telemetry.writer import Number
 from diloco.training.hooks import RoundHooks
 from diloco.training.progress import RoundProgress
@@ -61,6 +61,8 @@ class Operation(IntEnum):
     FAILED = 2
     STATE = 3
     """A call of :class:`~diloco.ranks.rank_progress.RankProgress` or its state, which follows."""
+    COPY = 4
+    """A copy of the replica state, whose description follows."""
     EVALUATE = 5
     FINAL = 6
     RESET = 7
@@ -74,20 +76,22 @@ class Operation(IntEnum):
 
 
 class Ranks:
-    """This rank's side of the collective operations of a replica. ``jobs`` is the channel of the
-    exchange (:mod:`diloco.ranks.rank_exchange`)."""
+    """This rank's side of the collective operations of a replica. ``exchange`` and ``storage`` are
+    the channels of the jobs in the background (:mod:`diloco.ranks.jobs`)."""
 
     def __init__(
         self,
         channel: CommandChannel,
         model: nn.Module,
         *,
-        jobs: CommandChannel,
+        exchange: CommandChannel,
+        storage: CommandChannel,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self.channel = channel
-        self.jobs = jobs
+        self.exchange = exchange
+        self.storage = storage
         self.model = model
         self._is_announcing = False
         self._counted = StepMessage()
@@ -201,13 +205,14 @@ class Ranks:
         return announced
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Set the timeout of both channels."""
-        self.channel.timeout_s = self.jobs.timeout_s = timeout_s
+        """Set the timeout of all channels."""
+        for channel in (self.channel, self.exchange, self.storage):
+            channel.timeout_s = timeout_s
 
     def close(self) -> None:
-        """Close both channels."""
-        self.channel.close()
-        self.jobs.close()
+        """Close all channels."""
+        for channel in (self.channel, self.exchange, self.storage):
+            channel.close()
 
     # -- failures --------------------------------------------------------------------------------
 
@@ -239,7 +244,8 @@ class SharedInner(Inner):
 
     Their full state is saved by parameter name, so that the replica can be relaunched with another
     number of ranks. The caller's ``stateful`` objects are saved from the leader and restored on all
-    ranks.
+    ranks. ``own`` has this rank's tensors of the optimizers' state by their names in a save,
+    ``saved`` the state that :meth:`load` loads, of which each rank has read a share.
     """
 
     def __init__(
@@ -250,17 +256,20 @@ class SharedInner(Inner):
     ) -> None:
         super().__init__(optimizers, stateful)
         self._ranks = ranks
+        self.own: dict[str, Tensor] = {}
+        self.saved: SavedShares | None = None
 
     def save(self) -> dict[str, Any]:
+        """Return state dicts by name, whose tensors are those of this rank: the optimizers' can be
+        sharded (:mod:`diloco.ranks.state_share`)."""
         self._ranks.all_reduce(StepMessage(operation=Operation.SAVE))
         return {BY_NAME: self._optimizer_state(), **self._save_stateful()}
 
     def load(self, trees: Mapping[str, Any]) -> None:
-        """Restore the result of :meth:`save` on all ranks."""
+        """Restore the caller's objects of ``trees``, and the optimizers from :attr:`saved`, on all
+        ranks."""
         self._ranks.all_reduce(StepMessage(operation=Operation.LOAD))
-        self._ranks.channel.text(json.dumps(BY_NAME in trees))
-        if BY_NAME in trees:
-            self._load_optimizer(trees[BY_NAME])
+        error = self._load_optimizer()
         own = {name: tree for name, tree in trees.items() if name in self._stateful}
         skeleton, tensors = split_tree(own)
         packed = torch.frombuffer(
@@ -269,6 +278,8 @@ class SharedInner(Inner):
         self._ranks.channel.text(json.dumps({"tree": skeleton, "size_bytes": packed.numel()}))
         self._ranks.channel.broadcast(packed)
         super().load(own)
+        if error:
+            raise ValueError(error)
 
     def reset(self) -> None:
         self._ranks.all_reduce(StepMessage(operation=Operation.RESET))
@@ -282,8 +293,7 @@ class SharedInner(Inner):
             self._optimizer_state()
         else:
             assert operation == Operation.LOAD, operation
-            if json.loads(self._ranks.channel.text()):
-                self._load_optimizer({})
+            self._load_optimizer()
             header = json.loads(self._ranks.channel.text())
             packed = torch.empty(header["size_bytes"], dtype=torch.uint8)
             self._ranks.channel.broadcast(packed)
@@ -291,23 +301,39 @@ class SharedInner(Inner):
             super().load(join_tree(header["tree"], tensors))
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return the full state on the CPU of the leader; an empty state on followers."""
+        """Return the state by parameter name, with this rank's tensors."""
         self._reshard()
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_optimizer_state_dict(self._ranks.model, self.optimizers, options=options)
+        state = get_optimizer_state_dict(self._ranks.model, self.optimizers)
+        _, self.own = split_tree({BY_NAME: state})
+        return state
 
     def _reshard(self) -> None:
         """Free full parameters that a forward pass can leave, which the optimizer does not have."""
         for module in named_parameters.sharding_modules(self._ranks.model):
             module.reshard()
 
-    def _load_optimizer(self, whole_state: Mapping[str, Any]) -> None:
-        """Load this rank's part of the leader's state."""
+    def _load_optimizer(self) -> str:
+        """Load the saved state tensor by tensor, of which each rank keeps its part; return why it
+        does not fit, '' if it does or if there is none."""
+        saved, self.saved = self.saved, None
+        if saved is None:
+            return ""
         self._reshard()
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_optimizer_state_dict(
-            self._ranks.model, self.optimizers, dict(whole_state), options=options
-        )
+        model, channel = self._ranks.model, self._ranks.channel
+        own = get_optimizer_state_dict(model, self.optimizers)
+        targets: dict[str, Tensor] = {}
+        tree, error = own, ""
+        try:
+            tree = fitted(saved, saved.skeleton, own, targets)
+        except ValueError as different:
+            error = str(different)
+        errors = [text for text in channel.texts(error) if text]
+        if errors:
+            return errors[0]
+        for name, target in targets.items():
+            named_parameters.write(target, saved.take(name, channel))
+        set_optimizer_state_dict(model, self.optimizers, tree)
+        return ""
 
 
 class SharedRoundHooks(RoundHooks):

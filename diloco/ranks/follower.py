@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from diloco.clock import SystemClock
 from diloco.errors import ReplicaError
 from diloco.membership.graceful_shutdown import GracefulShutdown
-from diloco.model import named_parameters
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
@@ -24,9 +23,12 @@ from diloco.ranks.collective_ops import (
     to_full_tensor,
 )
 from diloco.ranks.command_channel import StepMessage
-from diloco.ranks.rank_exchange import FollowerStore, RankWork, RankWorker
+from diloco.ranks.final_weights import exhaust, read_all
+from diloco.ranks.jobs import FollowerStore, JobWorker
+from diloco.ranks.rank_exchange import RankWork
 from diloco.ranks.rank_progress import RankProgress
 from diloco.ranks.sliced_layout import SlicedLayout
+from diloco.ranks.storage_work import StorageWork
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
 from diloco.training.hooks import BeforeRound, RoundHooks, RoundWatcher
@@ -74,9 +76,10 @@ class FollowerGroup:
         self._evaluate = options.evaluate
         self._shutdown = options.graceful_shutdown or GracefulShutdown(SystemClock())
         self._hooks = RoundHooks()
-        self._store = FollowerStore(open_store, SystemClock())
+        self._open_store = open_store
         self._progress: RankProgress | None = None
-        self._worker: RankWorker | None = None
+        self._storage: StorageWork | None = None
+        self._workers: list[JobWorker] = []
 
     def checkpoint(self) -> None:
         """Do nothing: :meth:`Group.checkpoint` on the leader requests it."""
@@ -137,13 +140,19 @@ class FollowerGroup:
         self.replica = identity.replica
         self._progress = make_progress(ranks, identity, self.settings, self._options)
         ranks.compare(self._progress.layout)
-        work = RankWork(self._progress, self._store.open, self.settings, ranks.jobs, SystemClock())
-        self._worker = RankWorker(work, ranks.jobs, self._store.usage)
+        clock, progress = SystemClock(), self._progress
+        stores = [FollowerStore(self._open_store, clock) for _ in range(2)]
+        exchange = RankWork(progress, stores[0].open, self.settings, ranks.exchange, clock)
+        storage = self._storage = StorageWork(progress, self._inner, stores[1].open, ranks)
+        self._workers = [
+            JobWorker(exchange, ranks.exchange, stores[0].usage),
+            JobWorker(storage, ranks.storage, stores[1].usage),
+        ]
 
     def _close(self) -> None:
-        """Close the channels. The worker ends when the leader has ended or closed its own."""
-        if self._worker is not None:
-            self._worker.join(FAREWELL_S)
+        """Close the channels. The workers end when the leader has ended or closed its own."""
+        for worker in self._workers:
+            worker.join(FAREWELL_S)
         self._ranks.close()
 
     def _follow(self, message: StepMessage) -> None:
@@ -165,6 +174,9 @@ class FollowerGroup:
             case Operation.STATE:
                 assert self._progress is not None
                 self._progress.follow(*self._ranks.announced_call())
+            case Operation.COPY:
+                assert self._storage is not None
+                self._storage.follow_copy()
             case Operation.EVALUATE:
                 if self._evaluate is not None:
                     self._evaluate()
@@ -175,8 +187,7 @@ class FollowerGroup:
             case Operation.NOTHING:
                 pass
             case Operation.FINAL:
-                for _ in named_parameters.state(self._ranks.model):
-                    pass
+                exhaust(read_all(self._ranks.model))
             case _:
                 self._inner.follow(operation)
 

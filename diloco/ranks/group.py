@@ -11,13 +11,15 @@
         └── end: done, round, schedule step, data step
 
         ┌── job: upload, reduce ──► a thread of every rank, on its slice of the fragment
+        ┌── job: put, load ───────► another thread of every rank, on its slices of the model
 
 The leader runs the same code as a replica of one process. Each rank holds a slice of the global
 weights and of the outer optimizer (:mod:`diloco.ranks.sliced_layout`). Operations on them are
 collective: the leader announces them, and all ranks execute them
 (:mod:`diloco.ranks.rank_progress`). The ranks share uploads and reductions
-(:mod:`diloco.ranks.rank_exchange`). They hold one local model, whose gradients DDP or FSDP2
-averages at every inner step, independent of this module.
+(:mod:`diloco.ranks.rank_exchange`) and checkpoints (:mod:`diloco.ranks.rank_storage`). They hold
+one local model, whose gradients DDP or FSDP2 averages at every inner step, independent of this
+module.
 
 An error on any rank reaches all ranks: the failed rank reports it in its next message, and the
 others raise :class:`~diloco.errors.ReplicaError` with its text. If a rank dies without a message,
@@ -42,6 +44,7 @@ from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
 from diloco.model.inner_state import Inner, Stateful
 from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.records import StoredObject
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.collective_ops import (
     Operation,
@@ -51,9 +54,12 @@ from diloco.ranks.collective_ops import (
     to_full_tensor,
 )
 from diloco.ranks.command_channel import CommandChannel, StepMessage
+from diloco.ranks.final_weights import put_final
 from diloco.ranks.follower import FollowerGroup, make_progress
 from diloco.ranks.rank_exchange import RankTeam, RankWork
 from diloco.ranks.rank_progress import RankProgress
+from diloco.ranks.rank_storage import RankStorage
+from diloco.ranks.storage_work import StorageWork
 from diloco.store.base import Store
 from diloco.telemetry.writer import Number
 from diloco.training.context import ReplicaContext
@@ -77,8 +83,8 @@ def join_ranks(
     :class:`~diloco.ranks.follower.FollowerGroup`, with the interface of
     :class:`~diloco.training.group.Group`.
     """
-    channel, jobs = (CommandChannel(timeout_s=JOIN_TIMEOUT_S) for _ in range(2))
-    ranks = Ranks(channel, options.model, jobs=jobs)
+    channel, exchange, storage = (CommandChannel(timeout_s=JOIN_TIMEOUT_S) for _ in range(3))
+    ranks = Ranks(channel, options.model, exchange=exchange, storage=storage)
     if not ranks.channel.is_leader:
         follower = FollowerGroup(ranks, _document_from(ranks), options, open_store)
         follower._start()
@@ -137,12 +143,21 @@ class LeaderGroup(Group):
     def _make_progress(self, model: nn.Module) -> LocalProgress:
         return make_progress(self._ranks, self.identity, self.settings, self._options)
 
-    def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
-        assert isinstance(progress, RankProgress)
-        jobs = self._ranks.jobs
-        work = RankWork(progress, lambda: context.store, context.settings, jobs, context.clock)
-        self._team = RankTeam(work, jobs, context.metered, context.identity)
-        return replace(context, team=self._team)
+    def _with_team(
+        self, context: ReplicaContext, progress: LocalProgress, inner: Inner
+    ) -> ReplicaContext:
+        assert isinstance(progress, RankProgress) and isinstance(inner, SharedInner)
+        exchange = self._ranks.exchange
+
+        def store() -> Store:
+            return context.store
+
+        work = RankWork(progress, store, context.settings, exchange, context.clock)
+        team = RankTeam(work, exchange, context.metered, context.identity)
+        storage_work = StorageWork(progress, inner, store, self._ranks)
+        rank_storage = RankStorage(storage_work, self._ranks, context.metered)
+        self._jobs = (team, rank_storage)
+        return replace(context, team=team, storage=rank_storage)
 
     def _make_inner(self, stateful: Mapping[str, Stateful] | None) -> Inner:
         return SharedInner(self.inner_optimizers, stateful, self._ranks)
@@ -153,9 +168,10 @@ class LeaderGroup(Group):
             self._end_operations()
 
     def _final_tensors(self) -> dict[str, Tensor]:
-        self._ranks.all_reduce(StepMessage(operation=Operation.FINAL))
-        state = named_parameters.state(self._model)
-        return self._published((name, tensor.cpu()) for name, tensor in state)
+        return self._published(named_parameters.unread_state(self._model))
+
+    def _put_final(self, store: Store, key: str, tensors: Mapping[str, Tensor]) -> StoredObject:
+        return put_final(self._ranks, store, key, tensors)
 
     def step(
         self,
@@ -196,7 +212,8 @@ class LeaderGroup(Group):
             )
         )
         if self.done:
-            self._team.end()
+            for jobs in self._jobs:
+                jobs.end()
             self._ranks.channel.text(self.reason)
             self._ranks.close()
         elif received.gone:
@@ -222,7 +239,8 @@ class LeaderGroup(Group):
             with self._ending(error):
                 super().__exit__(kind, error, trace)
         finally:
-            self._team.stop()
+            for jobs in self._jobs:
+                jobs.stop()
             self._ranks.close()
 
     @contextmanager

@@ -1,8 +1,7 @@
 """The work of an exchange, shared by the ranks of one replica.
 
-The leader's exchange runs in a background thread, and so does each follower's part: a follower
-waits for *jobs* on a second channel, executes them on its slice and returns the results. Each rank
-opens the store itself, at its first job, so all network connections are used.
+The leader's exchange runs in a background thread, and so does each follower's part, as *jobs*
+(:mod:`diloco.ranks.jobs`) on its slice.
 
 A round is divided if it is a gathered one that merges by mean: then each rank reads and sums only
 its slice of the payloads. In any other round the leader reduces the whole fragment and sends each
@@ -11,22 +10,16 @@ rank its slice.
 
 from __future__ import annotations
 
-import json
-import logging
-import random
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from diloco.clock import Clock
-from diloco.errors import ReplicaError
 from diloco.exchange.cosine import cosine_of
 from diloco.exchange.payload import PayloadInfo
-from diloco.exchange.payload_reader import CannotReduce, Own
+from diloco.exchange.payload_reader import Own
 from diloco.exchange.reduce import Merged, Reduction
 from diloco.exchange.team import OneProcess, UploadedPart
 from diloco.exchange.timings import Timings
@@ -38,21 +31,10 @@ from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.round_view import GATHER
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.command_channel import CommandChannel
+from diloco.ranks.jobs import Job, JobLeader
 from diloco.ranks.rank_progress import EMPTY, RankProgress
-from diloco.store.base import MissingKey, Store, StoreError
-from diloco.store.metered import MeteredStore, StoreUsage
-from diloco.store.retry import RetryingStore
-
-log = logging.getLogger(__name__)
-
-IDLE_S = 60.0
-"""Seconds without a job after which the leader sends a keep-alive, so that followers do not time
-out."""
-DEADLINE_S = 60.0
-"""For how long a failed request of a follower is retried."""
-END, NOTHING = "end", "nothing"
-
-Job = dict[str, Any]
+from diloco.store.base import MissingKey, Store
+from diloco.store.metered import MeteredStore
 
 
 class RankWork:
@@ -161,22 +143,15 @@ class RankWork:
             return None
 
 
-class RankTeam:
-    """The leader's side: sends jobs to all ranks, does its own part, and joins the results."""
+class RankTeam(JobLeader):
+    """The leader's side of the exchange."""
 
     def __init__(
         self, work: RankWork, channel: CommandChannel, metered: MeteredStore, identity: Identity
     ) -> None:
+        super().__init__(work, channel, metered)
         self.identity = identity
         self.work = work
-        self._channel = channel
-        self._metered = metered
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._keep_alive = threading.Thread(target=self._stay_connected, daemon=True)
-        self._keep_alive.start()
-
-    # -- the work of one round -------------------------------------------------------------------
 
     def upload(
         self, info: PayloadInfo, vector: Tensor, slots: Sequence[Slot]
@@ -213,46 +188,19 @@ class RankTeam:
     def _alone(self) -> OneProcess:
         return OneProcess(self.work.store, self.work.settings, self.work.clock)
 
-    # -- jobs ------------------------------------------------------------------------------------
-
     def run(
         self, do: str, *, timings: Timings | None = None, vector: Tensor = EMPTY, **arguments: Any
     ) -> list[Any]:
-        """Execute a job on all ranks; return the results by rank.
-
-        Raises :class:`CannotReduce`, :class:`StoreError` or :class:`ReplicaError` for the first
-        rank that fails; the leader's own error is raised unchanged.
-        """
-        job = {"do": do, **arguments}
-        with self._lock:
-            self._channel.text(json.dumps(job))
+        """Like :meth:`JobLeader.run`; the leader's part adds its durations to ``timings``, and
+        divides ``vector``."""
+        with self.lock:
             if timings is not None:
                 self.work.timings = timings
             self.work.vector = vector
-            own, error = attempt(self.work, job)
-            self.work.vector = EMPTY
-            outcomes = [json.loads(text) for text in self._channel.gather(json.dumps(own))]
-        if error is not None:
-            raise error
-        for rank, outcome in enumerate(outcomes):
-            self._metered.add(StoreUsage(*outcome.get("usage", ())))
-            _raise(rank, outcome)
-        return [outcome["result"] for outcome in outcomes]
-
-    def _stay_connected(self) -> None:
-        while not self._ended.wait(IDLE_S):
-            with self._lock, suppress(ReplicaError):
-                self._channel.text(json.dumps({"do": NOTHING}))
-
-    def stop(self) -> None:
-        """Send no more keep-alives."""
-        self._ended.set()
-
-    def end(self) -> None:
-        """End the followers' threads. No job is in progress."""
-        self.stop()
-        with self._lock, suppress(ReplicaError):
-            self._channel.text(json.dumps({"do": END}))
+            try:
+                return super().run(do, **arguments)
+            finally:
+                self.work.vector = EMPTY
 
 
 class RankReduction(Reduction):
@@ -315,84 +263,3 @@ class RankReduction(Reduction):
 def _uploaded(*, damage: str, **result: Any) -> UploadedPart:
     """Return the object that a rank has uploaded and verified."""
     return UploadedPart(verify=lambda: damage, **result)
-
-
-def attempt(work: RankWork, job: Job) -> tuple[Job, Exception | None]:
-    """Execute a job; return its outcome for the leader, and the error."""
-    try:
-        return {"result": work.do(job)}, None
-    except CannotReduce as error:
-        return {"cannot_reduce": [error.replica, error.reason]}, error
-    except StoreError as error:
-        return {"store_error": str(error)}, error
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}, error
-
-
-def _raise(rank: int, outcome: Job) -> None:
-    """Raise the error of a rank."""
-    if "cannot_reduce" in outcome:
-        raise CannotReduce(*outcome["cannot_reduce"])
-    if "store_error" in outcome:
-        raise StoreError(f"rank {rank}: {outcome['store_error']}")
-    if "error" in outcome:
-        raise ReplicaError(
-            f"another rank of this replica has failed: rank {rank}: {outcome['error']}"
-        )
-
-
-class RankWorker:
-    """A follower's thread, which executes the leader's jobs until the leader ends it."""
-
-    def __init__(
-        self, work: RankWork, channel: CommandChannel, usage: Callable[[], StoreUsage]
-    ) -> None:
-        self._work = work
-        self._channel = channel
-        self._usage = usage
-        self._thread = threading.Thread(target=self._run, name="rank_worker", daemon=True)
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        before = StoreUsage()
-        try:
-            while (job := json.loads(self._channel.text()))["do"] != END:
-                if job["do"] == NOTHING:
-                    continue
-                outcome, error = attempt(self._work, job)
-                if error is not None:
-                    log.error("job %s: %s", job["do"], error)
-                used = replace(self._usage())
-                outcome["usage"] = [
-                    used.requests - before.requests,
-                    used.bytes_up - before.bytes_up,
-                    used.bytes_down - before.bytes_down,
-                ]
-                before = used
-                self._channel.gather(json.dumps(outcome))
-        except ReplicaError as error:
-            log.warning("the jobs of the exchange end: %s", error)
-
-
-class FollowerStore:
-    """Opens the store of a follower at its first job, and counts its requests."""
-
-    def __init__(self, open_store: Callable[[], Store], clock: Clock) -> None:
-        self._open_store = open_store
-        self._clock = clock
-        self._metered: MeteredStore | None = None
-
-    def open(self) -> Store:
-        """Open the store; requests are retried."""
-        self._metered = MeteredStore(self._open_store())
-        return RetryingStore(
-            self._metered, clock=self._clock, rng=random.Random(), deadline_s=DEADLINE_S
-        )
-
-    def usage(self) -> StoreUsage:
-        """Return the requests and bytes so far."""
-        return self._metered.usage if self._metered else StoreUsage()

@@ -24,14 +24,20 @@ from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.collective_ops import Ranks
 from diloco.ranks.sliced_layout import SlicedLayout
-from diloco.training.checkpoint import Restored
+from diloco.training.checkpoint import Restored, Vectors
 from diloco.training.global_state import GlobalState
 from diloco.training.local_progress import LocalProgress
-from diloco.training.replica_state import EarlyContribution, ReplicaState
+from diloco.training.replica_state import (
+    LEFT_OUT,
+    RESIDUAL,
+    EarlyContribution,
+    ReplicaState,
+)
 
 EMPTY = torch.empty(0)
-OPENING_S = 600.0
-"""For how long the exchange waits until this rank has opened a round."""
+LEADER_AHEAD_S = 600.0
+"""For how long a job of the background waits until this rank's training loop, which the leader can
+be ahead of, has opened the round or taken the snapshot."""
 
 
 class RankState(GlobalState):
@@ -42,28 +48,42 @@ class RankState(GlobalState):
     def __init__(self, layout: SlicedLayout, outer: OuterOptimizer, ranks: Ranks) -> None:
         super().__init__(layout, outer)
         self._ranks = ranks
-        self._loading: dict[str, Tensor] = {}
+        self.snapshots = 0
+        """Number of snapshots so far, equal on all ranks."""
+        self._written: tuple[Tensor, OuterOptimizer] | None = None
+        self._has_written = threading.Condition()
+        self.read: Vectors | None = None
+        """The vectors of the checkpoint that :meth:`load` loads."""
 
-    def gathered(self) -> tuple[Tensor, OuterOptimizer]:
-        """Like :meth:`GlobalState.gathered`, on the leader."""
-        with self._ranks.announced("gathered"):
-            assert self.weights is not None
-            gather = self.layout.gather
-            vectors = {name: gather(vector) for name, vector in self.outer.vectors.items()}
-            return gather(self.weights), self.outer.with_vectors(vectors)
+    def snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        with self._ranks.announced("snapshot"):
+            return self._keep(super().snapshot())
 
-    def gathered_model(self) -> Tensor:
-        """Like :meth:`GlobalState.gathered_model`, on the leader."""
-        with self._ranks.announced("gathered_model"):
-            return self.layout.gather(self.layout.read())
+    def first_snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        with self._ranks.announced("first_snapshot"):
+            return self._keep(super().first_snapshot())
 
-    def outer_to_load(self) -> OuterOptimizer:
-        """Return an optimizer for the whole model, on the leader."""
-        self._loading = self.outer.zeros(self.layout.numel)
-        return self.outer.with_vectors(self._loading)
+    def _keep(self, snapshot: tuple[Tensor, OuterOptimizer]) -> tuple[Tensor, OuterOptimizer]:
+        with self._has_written:
+            self._written = snapshot
+            self.snapshots += 1
+            self._has_written.notify_all()
+        return snapshot
+
+    def written(self, number: int) -> tuple[Tensor, OuterOptimizer]:
+        """Return this rank's part of snapshot ``number``, which a checkpoint is written from. The
+        leader can be ahead, so that this rank's training loop has not taken it yet."""
+        with self._has_written:
+            self._has_written.wait_for(lambda: self.snapshots >= number, timeout=LEADER_AHEAD_S)
+            assert self.snapshots >= number and self._written is not None
+            return self._written
+
+    def model_digest(self) -> str:
+        with self._ranks.announced("model_digest"):
+            return super().model_digest()
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
-        """Like :meth:`GlobalState.load`, from the leader's whole vectors."""
+        """Load the vectors of :attr:`read`, which all ranks have read."""
         with self._ranks.announced(
             "load",
             round=restored.round,
@@ -72,13 +92,10 @@ class RankState(GlobalState):
             tokens=restored.totals.tokens,
             commit=commit and commit.to_bytes().decode(),
         ):
-            scatter = self.layout.scatter
-            held = scatter(restored.weights, dtype=self.outer.weights_dtype)
-            for name, vector in self.outer.vectors.items():
-                whole = self._loading.get(name, EMPTY)
-                vector.copy_(scatter(whole, dtype=self.outer.state_dtype))
-            self._loading = {}
-            super().load(replace(restored, weights=held), commit)
+            read, self.read, self._written = self.read, None, None
+            assert read is not None
+            self.outer.vectors.update(read.outer)
+            super().load(replace(restored, weights=read.weights), commit)
 
     def discard_local(self) -> None:
         with self._ranks.announced("discard_local"):
@@ -115,6 +132,8 @@ class RankProgress(LocalProgress):
         self.state = RankState(layout, self.state.outer, ranks)
         self.opened: dict[int, InflightRound] = {}
         self.merged: dict[int, Tensor] = {}
+        self.held: dict[str, Tensor] = {}
+        """This rank's slices of the residuals of a saved state, by their names in it."""
         self._ranks = ranks
         self._is_leader = ranks.channel.is_leader
         self._leader_sent = False
@@ -133,12 +152,14 @@ class RankProgress(LocalProgress):
         """Return this rank's slice of the contribution to a round. The leader can be ahead, so that
         this rank's training loop is still opening the round."""
         with self._has_opened:
-            self._has_opened.wait_for(lambda: round in self.opened, timeout=OPENING_S)
+            self._has_opened.wait_for(lambda: round in self.opened, timeout=LEADER_AHEAD_S)
             return self.opened[round].contributed
 
     def apply(
         self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
     ) -> str:
+        if self._is_leader and merged is not None:
+            self.state.before_change()  # before any rank changes its slice
         with self._ranks.announced(
             "apply",
             commit=commit.to_bytes().decode(),
@@ -175,61 +196,42 @@ class RankProgress(LocalProgress):
 
     # -- saved state -----------------------------------------------------------------------------
 
-    def gathered_residuals(self) -> dict[int, Tensor]:
-        """Like :meth:`LocalProgress.gathered_residuals`, on the leader."""
-        with self._ranks.announced("gathered_residuals"):
-            residuals = super().gathered_residuals()
-            return {n: self.layout.gather(held, n) for n, held in residuals.items()}
+    def saved_residuals(self) -> dict[int, Tensor]:
+        with self._ranks.announced("saved_residuals"):
+            residuals = super().saved_residuals()
+            self.held |= {f"{RESIDUAL}{n}": held for n, held in residuals.items()}
+            return residuals
 
     def left_out(self, opened: InflightRound) -> Tensor | None:
-        """Like :meth:`LocalProgress.left_out`, on the leader."""
         with self._ranks.announced("left_out", round=opened.round):
             held = super().left_out(opened)
-            return None if held is None else self.layout.gather(held, opened.fragment)
+            if held is not None:
+                self.held[f"{LEFT_OUT}{opened.round}"] = held
+            return held
+
+    def take_residual(self, name: str) -> Tensor:
+        """Return this rank's slice of a residual to save: of :meth:`saved_residuals`, of
+        :meth:`left_out`, or of an early contribution that is not decided yet."""
+        if name in self.held:
+            return self.held.pop(name)
+        residual = self.early[int(name.removeprefix(LEFT_OUT))].residual
+        assert residual is not None
+        return residual
 
     def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
+        """Like :meth:`LocalProgress.restore`, on all ranks, with the slices that each has read."""
         since = list(since)
-        whole = {n: tensor for n, tensor in saved.residuals.items() if self._fits(tensor, n)}
-        of_round = {
-            round: early.residual
-            for round, early in saved.early.items()
-            if early.residual is not None and self._fits(early.residual, self._fragment(round))
-        }
         with self._ranks.announced(
             "restore",
-            residuals=[*whole],
-            early={round: early.incarnation for round, early in saved.early.items()},
-            early_residuals=[*of_round],
+            residuals=[*saved.residuals],
+            early={
+                round: [early.incarnation, early.residual is not None]
+                for round, early in saved.early.items()
+            },
             since=[commit.to_bytes().decode() for commit in since],
         ):
-            self._restore(whole, of_round, saved, since)
-
-    def _restore(
-        self,
-        whole: dict[int, Tensor],
-        of_round: dict[int, Tensor],
-        saved: ReplicaState,
-        since: Iterable[Commit],
-    ) -> None:
-        """Restore this rank's part of the leader's vectors."""
-        residuals = {n: self.layout.scatter(tensor, n) for n, tensor in whole.items()}
-        held = {
-            round: self.layout.scatter(tensor, self._fragment(round))
-            for round, tensor in of_round.items()
-        }
-        early = {
-            round: replace(contribution, residual=held.get(round))
-            for round, contribution in saved.early.items()
-        }
-        super().restore(replace(saved, residuals=residuals, early=early), since)
-
-    def _fits(self, residual: Tensor, fragment: int) -> bool:
-        """Return whether a saved residual has the size of its fragment."""
-        exists = fragment < self.layout.table.fragments
-        return exists and residual.numel() == self.layout.span(fragment).numel
-
-    def _fragment(self, round: int) -> int:
-        return (round - 1) % self.layout.table.fragments
+            self.held = {}
+            super().restore(saved, since)
 
     # -- followers -------------------------------------------------------------------------------
 
@@ -237,9 +239,9 @@ class RankProgress(LocalProgress):
         """Repeat a call of the leader."""
         state = self.state
         match call:
-            case "gathered" | "gathered_model" | "discard_local" | "show" | "hide":
+            case "snapshot" | "first_snapshot" | "model_digest" | "discard_local" | "show" | "hide":
                 getattr(state, call)()
-            case "mark_discarded" | "discard" | "gathered_residuals":
+            case "mark_discarded" | "discard" | "saved_residuals":
                 getattr(self, call)()
             case "open" | "discard_non_finite":
                 getattr(self, call)(**arguments)
@@ -282,26 +284,22 @@ class RankProgress(LocalProgress):
         self.apply(received, merged, self.opened[round] if own else None, keep=keep)
 
     def _follow_restore(
-        self,
-        *,
-        residuals: list[int],
-        early: dict[str, str],
-        early_residuals: list[int],
-        since: list[str],
+        self, *, residuals: list[int], early: dict[str, tuple[str, bool]], since: list[str]
     ) -> None:
+        held = self.held
         saved = ReplicaState(
             round=0,
             tokens=0,
             trees={},
-            residuals={},
-            early={int(n): EarlyContribution(incarnation=name) for n, name in early.items()},
+            residuals={n: held[f"{RESIDUAL}{n}"] for n in residuals},
+            early={
+                int(n): EarlyContribution(
+                    incarnation=name, residual=held[f"{LEFT_OUT}{n}"] if has_residual else None
+                )
+                for n, (name, has_residual) in early.items()
+            },
         )
-        self._restore(
-            dict.fromkeys(residuals, EMPTY),
-            dict.fromkeys(early_residuals, EMPTY),
-            saved,
-            map(_commit, since),
-        )
+        self.restore(saved, map(_commit, since))
 
 
 def _commit(text: str) -> Commit:

@@ -6,7 +6,9 @@ ranks. All methods are collective: all ranks call them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -16,13 +18,38 @@ from torch import Tensor, nn
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout, Piece
 from diloco.model.fragments import Slot
-from diloco.model.outer_optimizer import ContentDigest, vector_digests
+from diloco.model.outer_optimizer import DIGEST_CHUNK, ContentDigest, vector_digests
 from diloco.protocol.blocks import Span, slice_count, slice_spans
 from diloco.ranks.command_channel import LEADER, CommandChannel
 
 BUCKET = 2**22
 """Elements of the flat vector that a write has in memory at a time; a larger tensor is one
 bucket."""
+
+
+DIGEST_NUMEL = DIGEST_CHUNK // torch.float32.itemsize
+"""Elements of a chunk of the digest of a vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Elements of the flat vector that one rank holds, and the position of the first one in the
+    vector of the elements that it holds."""
+
+    rank: int
+    span: Span
+    at: int
+
+    def within(self, span: Span) -> Iterator[Stretch]:
+        """Yield the part of the stretch in ``span``, if there is one."""
+        low, high = max(span.start, self.span.start), min(span.stop, self.span.stop)
+        if low < high:
+            at = self.at + low - self.span.start
+            yield Stretch(rank=self.rank, span=Span(low, high), at=at)
+
+    def of(self, held: Tensor) -> Tensor:
+        """Return a view of the elements, on the rank that holds them."""
+        return held[self.at : self.at + self.span.numel]
 
 
 class SlicedLayout(Layout):
@@ -70,12 +97,51 @@ class SlicedLayout(Layout):
     def held_position(self, fragment: int) -> int:
         return self._slices[fragment][self._channel.rank].start
 
+    def held_parts(self, span: Span) -> Iterator[tuple[Span, int]]:
+        for stretch in self.stretches:
+            if stretch.rank == self._channel.rank:
+                yield from ((part.span, part.at) for part in stretch.within(span))
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """All elements, in the order of the flat vector, by the ranks that hold them; slices of one
+        rank in a row are one stretch."""
+        found: list[Stretch] = []
+        held = [0] * self._channel.size
+        slices = [own for fragment in self._slices for own in enumerate(fragment)]
+        for rank, own in slices:
+            if found and found[-1].rank == rank:
+                found[-1] = replace(found[-1], span=Span(found[-1].span.start, own.stop))
+            elif own.numel:
+                found.append(Stretch(rank=rank, span=own, at=held[rank]))
+            held[rank] += own.numel
+        return tuple(found)
+
     # -- reductions over all ranks ---------------------------------------------------------------
 
     def digest(self, held: Tensor) -> str:
         content = ContentDigest()
         for digests in self._channel.gather(vector_digests(held).hex()):
             content.update_chunks(bytes.fromhex(digests))
+        return content.hexdigest()
+
+    def model_digest(self, held: Tensor, channel: CommandChannel | None = None) -> str:
+        """Return the digest of the whole vector; ``channel`` replaces the layout's own. The rank
+        with the first element of a chunk receives the elements that others hold, and computes its
+        digest."""
+        channel = channel or self._channel
+        own, ranks = [], []
+        for start in range(0, self.numel, DIGEST_NUMEL):
+            span = Span(start, min(self.numel, start + DIGEST_NUMEL))
+            parts = [part for stretch in self.stretches for part in stretch.within(span)]
+            ranks.append(parts[0].rank)
+            chunk = _sent_to_first(parts, held, channel)
+            if chunk is not None:
+                own.append(vector_digests(chunk).hex())
+        gathered = [iter(text.split()) for text in channel.gather(" ".join(own))]
+        content = ContentDigest()
+        for rank in ranks:
+            content.update_chunks(bytes.fromhex(next(gathered[rank])))
         return content.hexdigest()
 
     def on_all_ranks(self, flag: bool) -> bool:
@@ -197,6 +263,28 @@ class SlicedLayout(Layout):
             bucket.append((slot, parameter))
             size += slot.numel
         yield bucket
+
+
+def _sent_to_first(
+    parts: Sequence[Stretch], held: Tensor, channel: CommandChannel
+) -> Tensor | None:
+    """Return the elements of adjacent parts on the rank of the first one, None on the others."""
+    first = parts[0].rank
+    if len(parts) == 1:
+        return parts[0].of(held) if first == channel.rank else None
+    pieces = []
+    for part in parts:
+        if part.rank == channel.rank:
+            piece = part.of(held)
+            if first != channel.rank:
+                channel.send(piece.view(torch.uint8), first)
+        elif first == channel.rank:
+            piece = torch.empty(part.span.numel, dtype=held.dtype)
+            channel.receive(piece.view(torch.uint8), part.rank)
+        else:
+            continue
+        pieces.append(piece)
+    return torch.cat(pieces) if first == channel.rank else None
 
 
 def _slices(span: Span, ranks: int) -> list[Span]:

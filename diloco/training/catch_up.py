@@ -13,6 +13,7 @@ from diloco.exchange.round_observer import READ_AHEAD, RoundObserver
 from diloco.membership.observer import Observer
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
+from diloco.protocol.round_weights import kept_when_late
 from diloco.training.context import ReplicaContext
 from diloco.training.initial_state import (
     TRY_AGAIN_S,
@@ -75,6 +76,7 @@ class CatchUp:
             committer=context.committer,
             wait_s=first_checkpoint_wait_s(context.settings),
             on_missing=lambda message: self._lease.update(message=message),
+            storage=context.storage,
         )
         self.reload(at_least=0)
         self._wrote_first = False
@@ -98,13 +100,14 @@ class CatchUp:
             restored = newest_state(
                 self._context.store,
                 state.layout,
-                state.outer_to_load(),
+                state.outer,
                 at_least,
                 self._clock,
                 self._check,
                 why=why,
                 wait_s=self._wait_s,
                 on_missing=on_missing,
+                storage=self._context.storage,
             )
             commit = self._commit_of_checkpoint(restored.round)
         finally:
@@ -133,7 +136,7 @@ class CatchUp:
                 continue
             own = missed if missed and missed.round == commit.round else None
             in_quarantine = self._progress.in_quarantine(commit.round)
-            keep = self._context.settings.late_keep
+            keep = kept_when_late(self._context.settings)
             self._finish_checkpoint()
             outcome = self._progress.apply(commit, merged, own, keep=keep)
             applied += 1
@@ -149,7 +152,14 @@ class CatchUp:
         log.error("checkpoint 0 cannot be read; rewriting it")
         self._repair_first_s = self._clock.monotonic() + TRY_AGAIN_S
         context = self._context
-        write_first(context.store, context.identity, self._state, self._clock, replace=True)
+        write_first(
+            context.store,
+            context.identity,
+            self._state,
+            self._clock,
+            replace=True,
+            storage=context.storage,
+        )
 
     def _commit_of_checkpoint(self, round: int) -> Commit | None:
         """Return the commit of a checkpoint's round. Other replicas rewrite it if it is damaged."""

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from diloco.errors import DamagedObject, ReplicaError
 from diloco.model.flat_parameters import Layout
-from diloco.model.outer_optimizer import OuterOptimizer, digest
+from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.model.outer_rules import COMMITTED_TOTAL
 from diloco.model.rounding import DTYPES
-from diloco.model.tensor_file import Entry
+from diloco.model.tensor_file import Entry, Window
 from diloco.protocol import keys
+from diloco.protocol.blocks import Span
+from diloco.protocol.pieces import keys_of
 from diloco.protocol.reading import Damaged, read_record
 from diloco.protocol.records import (
     CheckpointManifest,
@@ -35,19 +39,75 @@ from diloco.protocol.records import (
 from diloco.protocol.round_view import Totals
 from diloco.store.base import MissingKey, Store
 from diloco.training.model_check import check_model
-from diloco.training.stored_objects import load_tensors, put_object, put_tensors
+from diloco.training.stored_objects import load_windows, put_object, put_tensors
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The global state after ``round`` from a checkpoint; ``weights`` is (numel,)."""
+    """The global state after ``round`` from a checkpoint; ``weights`` are the elements that this
+    process holds."""
 
     round: int
     weights: Tensor
     base_rounds: tuple[int, ...]
     totals: Totals
+
+
+class VectorStorage(Protocol):
+    """The processes that write and read the checkpoints of a replica together."""
+
+    def put_weights(self, key: str, weights: Tensor, *, check: Callable[[], None]) -> StoredObject:
+        """Store the global weights, of which this process holds ``weights``, by tensor name."""
+        ...
+
+    def put_outer(
+        self,
+        key: str,
+        vectors: Mapping[str, Tensor],
+        committed: int,
+        *,
+        check: Callable[[], None],
+    ) -> StoredObject:
+        """Store the state vectors of the outer rule, and the number of committed rounds."""
+        ...
+
+    def digest(self, weights: Tensor) -> str:
+        """Return the digest of all global weights."""
+        ...
+
+    def load(self, manifest: CheckpointManifest, outer: OuterOptimizer) -> Restored:
+        """Load a checkpoint; see :func:`load_checkpoint`."""
+        ...
+
+
+class WholeVectors:
+    """The storage of a replica of one process, which holds all elements."""
+
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self._store = store
+        self._layout = layout
+
+    def put_weights(self, key: str, weights: Tensor, *, check: Callable[[], None]) -> StoredObject:
+        return put_tensors(self._store, key, self._layout.split(weights), check=check)
+
+    def put_outer(
+        self,
+        key: str,
+        vectors: Mapping[str, Tensor],
+        committed: int,
+        *,
+        check: Callable[[], None],
+    ) -> StoredObject:
+        count = torch.tensor(committed, dtype=torch.int64)
+        return put_tensors(self._store, key, {**vectors, COMMITTED_TOTAL: count}, check=check)
+
+    def digest(self, weights: Tensor) -> str:
+        return self._layout.model_digest(weights)
+
+    def load(self, manifest: CheckpointManifest, outer: OuterOptimizer) -> Restored:
+        return load_checkpoint(self._store, manifest, self._layout, outer)
 
 
 def save_checkpoint(
@@ -63,8 +123,10 @@ def save_checkpoint(
     wall_s: float,
     replace: bool = False,
     check: Callable[[], None] = lambda: None,
+    storage: VectorStorage | None = None,
 ) -> CheckpointManifest | None:
-    """Write the global state after ``round``. Returns None if another writer's manifest exists.
+    """Write the global state after ``round``, by default from this process alone. Returns None if
+    another writer's manifest exists.
 
     ``weights`` and the state of ``outer`` must not change meanwhile. ``replace`` overwrites a
     manifest whose objects are damaged. All replicas have the same bits after a round, so any
@@ -72,11 +134,11 @@ def save_checkpoint(
     written; its exception leaves a checkpoint without a manifest, which readers ignore.
     """
     folder = keys.checkpoint_dir(round, identity.replica, identity.incarnation)
-    tensors = layout.split(weights)
-    stored = put_tensors(store, f"{folder}weights.safetensors", tensors, check=check)
-    committed = torch.tensor(totals.committed, dtype=torch.int64)
-    state = {**outer.vectors, COMMITTED_TOTAL: committed}
-    stored_outer = put_tensors(store, f"{folder}outer.safetensors", state, check=check)
+    storage = storage or WholeVectors(store, layout)
+    stored = storage.put_weights(f"{folder}weights.safetensors", weights, check=check)
+    stored_outer = storage.put_outer(
+        f"{folder}outer.safetensors", outer.vectors, totals.committed, check=check
+    )
     manifest = CheckpointManifest(
         round=round,
         writer=identity,
@@ -86,7 +148,7 @@ def save_checkpoint(
             TensorEntry(name=t.name, shape=t.shape, dtype=t.dtype, embedding=t.embedding)
             for t in layout.tensors
         ),
-        weights_digest=digest(weights),
+        weights_digest=storage.digest(weights),
         weights=stored,
         outer=stored_outer,
         tokens_total=totals.tokens,
@@ -99,7 +161,7 @@ def save_checkpoint(
         return manifest
     won = store.create(keys.checkpoint_manifest(round), manifest.to_bytes())
     if not won and not _may_name(store, round, identity):
-        store.delete([f"{folder}weights.safetensors", f"{folder}outer.safetensors"])
+        store.delete([*keys_of(stored), *keys_of(stored_outer)])
     return manifest if won else None
 
 
@@ -156,59 +218,113 @@ def load_checkpoint(
     :class:`DamagedObject` if an object is damaged.
     """
     check_model(manifest, layout)
-    weights = torch.empty(layout.numel, dtype=outer.weights_dtype)
-    views = layout.split(weights)
-    missing = dict(views)
-    loaded = load_tensors(store, manifest.weights, lambda entry: _target(manifest, entry, missing))
-    if missing:
-        expected = min(missing)
-        raise DamagedObject(f"{manifest.weights.key}: expected a tensor {expected!r}, found none")
-    for name, tensor in loaded.items():
-        if tensor.dtype != weights.dtype:
-            views[name].copy_(tensor)
-    committed = 0
-    if manifest.outer is not None:
-        committed = _load_outer(store, manifest.outer, outer, layout.numel)
+    loaded = read_vectors(store, manifest.weights, manifest.outer, layout, outer)
+    outer.vectors.update(loaded.outer)
+    return restored(manifest, loaded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """The held elements of a checkpoint's weights and outer state, and the number of committed
+    rounds."""
+
+    weights: Tensor
+    outer: dict[str, Tensor]
+    committed: int
+
+
+def restored(manifest: CheckpointManifest, loaded: Vectors) -> Restored:
+    """Return the state of a checkpoint without that of the outer rule."""
     return Restored(
         round=manifest.round,
-        weights=weights,
+        weights=loaded.weights,
         base_rounds=manifest.base_rounds,
-        totals=Totals(committed=committed, tokens=manifest.tokens_total),
+        totals=Totals(committed=loaded.committed, tokens=manifest.tokens_total),
     )
 
 
-def _target(manifest: CheckpointManifest, entry: Entry, views: dict[str, Tensor]) -> Tensor:
-    """Return the view of the flat vector for a tensor of the weights, and remove it from ``views``.
-    Weights in the other dtype, of a fork or of checkpoint 0, are read into a new tensor."""
-    view = views.pop(entry.name, None)
-    if view is None or view.shape != entry.shape or entry.dtype not in DTYPES.values():
-        expected = "no such tensor" if view is None else f"{view.dtype} of {list(view.shape)}"
-        raise DamagedObject(
-            f"{manifest.weights.key}: {entry.name}: expected {expected}, found {entry.dtype} of "
-            f"{list(entry.shape)}"
-        )
-    return view if view.dtype == entry.dtype else entry.empty()
+def read_vectors(
+    store: Store,
+    weights: StoredObject,
+    outer_state: StoredObject | None,
+    layout: Layout,
+    outer: OuterOptimizer,
+) -> Vectors:
+    """Read the elements of a checkpoint that this process holds, with the dtypes of ``outer``,
+    which does not change. Without an outer state, as in a fork, the vectors are zero. Raises the
+    errors of :func:`load_checkpoint`."""
+    held = _read_weights(store, weights, layout, outer.weights_dtype)
+    if outer_state is None:
+        return Vectors(weights=held, outer=outer.zeros(layout.held_numel), committed=0)
+    vectors, committed = _read_outer(store, outer_state, layout, outer)
+    return Vectors(weights=held, outer=vectors, committed=committed)
 
 
-def _load_outer(store: Store, described: StoredObject, outer: OuterOptimizer, numel: int) -> int:
-    """Load the state vectors of the outer rule; return the number of committed rounds. The current
-    vectors stay as they are until all of the object is verified."""
-    names = {*outer.vectors, COMMITTED_TOTAL}
-    state = load_tensors(
-        store, described, lambda entry: entry.empty() if entry.name in names else None
-    )
-    for name in outer.vectors:
-        vector = state.get(name, torch.empty(0))
-        if vector.shape != (numel,) or vector.dtype not in DTYPES.values():
-            raise ReplicaError(
-                f"{described.key}: expected {numel} elements of {name!r}, a state vector of the "
-                f"group's outer rule, found {vector.numel() or 'none'}"
+def _read_weights(
+    store: Store, described: StoredObject, layout: Layout, dtype: torch.dtype
+) -> Tensor:
+    """Read the held elements of the flat vector. Those in the other dtype, of a fork or of
+    checkpoint 0, are read into new tensors first."""
+    held = torch.empty(layout.held_numel, dtype=dtype)
+    missing = {slot.name: slot for slot in layout.slots}
+    other_dtype: list[tuple[Tensor, Tensor]] = []
+
+    def windows(entry: Entry) -> Iterator[Window]:
+        slot = missing.pop(entry.name, None)
+        if slot is None or slot.shape != entry.shape or entry.dtype not in DTYPES.values():
+            expected = "no such tensor" if slot is None else f"{dtype} of {list(slot.shape)}"
+            raise DamagedObject(
+                f"{described.key}: {entry.name}: expected {expected}, found {entry.dtype} of "
+                f"{list(entry.shape)}"
             )
-    count = state.pop(COMMITTED_TOTAL, torch.empty(0))
-    if count.numel() != 1:
+        for span, at in layout.held_parts(Span(slot.offset, slot.stop)):
+            into = held[at : at + span.numel]
+            if entry.dtype != dtype:
+                found = torch.empty(span.numel, dtype=entry.dtype)
+                other_dtype.append((into, found))
+                into = found
+            yield Window(span.start - slot.offset, into)
+
+    load_windows(store, described, windows)
+    if missing:
+        expected = min(missing)
+        raise DamagedObject(f"{described.key}: expected a tensor {expected!r}, found none")
+    for into, found in other_dtype:
+        into.copy_(found)
+    return held
+
+
+def _read_outer(
+    store: Store, described: StoredObject, layout: Layout, outer: OuterOptimizer
+) -> tuple[dict[str, Tensor], int]:
+    """Read the held elements of the state vectors of the outer rule, and the number of committed
+    rounds."""
+    vectors: dict[str, Tensor] = {}
+    other: dict[str, int] = {}
+    counts: list[Tensor] = []
+
+    def windows(entry: Entry) -> Iterator[Window]:
+        numel = math.prod(entry.shape)
+        if entry.name == COMMITTED_TOTAL and numel == 1:
+            counts.append(torch.empty(1, dtype=entry.dtype))
+            yield Window(0, counts[0])
+        elif entry.shape != (layout.numel,) or entry.dtype not in DTYPES.values():
+            other[entry.name] = numel
+        elif entry.name in outer.vectors:
+            vector = vectors[entry.name] = torch.empty(layout.held_numel, dtype=entry.dtype)
+            for span, at in layout.held_parts(Span(0, layout.numel)):
+                yield Window(span.start, vector[at : at + span.numel])
+
+    load_windows(store, described, windows)
+    for name in outer.vectors:
+        if name not in vectors:
+            raise ReplicaError(
+                f"{described.key}: expected {layout.numel} elements of {name!r}, a state vector of "
+                f"the group's outer rule, found {other.get(name) or 'none'}"
+            )
+    if not counts:
         raise DamagedObject(f"{described.key}: expected one number {COMMITTED_TOTAL!r}, found none")
-    outer.vectors.update({name: vector.to(outer.state_dtype) for name, vector in state.items()})
-    return int(count)
+    return {name: vector.to(outer.state_dtype) for name, vector in vectors.items()}, int(counts[0])
 
 
 SWEPT_AGAIN = 3
@@ -261,6 +377,10 @@ def sweep_results(store: Store, final: FinalManifest) -> None:
         store.delete(obsolete)
 
 
+PutFinal = Callable[[Store, str, Mapping[str, Tensor]], StoredObject]
+"""Stores tensors as safetensors under a key, with the sha256 of the object."""
+
+
 def publish_final(
     store: Store,
     identity: Identity,
@@ -272,16 +392,18 @@ def publish_final(
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
     wall_s: float,
+    put: PutFinal | None = None,
 ) -> bool:
     """Write weights, config and summary, then the manifest. Returns False if another writer's
-    manifest exists."""
+    manifest exists. ``put`` stores ``tensors`` that this process does not hold whole."""
+    put = put or partial(put_tensors, sha256=True)
     folder = keys.final_dir(identity.replica, identity.incarnation)
     manifest = FinalManifest(
         round=round,
         reason=reason,
         writer=identity,
         weights_digest=weights_digest,
-        weights=put_tensors(store, f"{folder}model.safetensors", tensors, sha256=True),
+        weights=put(store, f"{folder}model.safetensors", tensors),
         config=put_object(store, f"{folder}config.json", _json(config)),
         summary=put_object(store, f"{folder}summary.json", _json(summary)),
         wall_s=wall_s,

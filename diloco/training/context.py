@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from diloco.clock import Clock
 from diloco.exchange.team import Team
@@ -13,6 +14,16 @@ from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.telemetry.writer import TelemetryWriter
+from diloco.training.checkpoint import VectorStorage
+from diloco.training.replica_state import ReplicaState, StateReader, StateWriter
+
+
+class ReplicaStorage(VectorStorage, StateReader, Protocol):
+    """The ranks of a replica, which write and read its checkpoints and its state together."""
+
+    def state_writer(self, state: ReplicaState) -> StateWriter:
+        """Return the writer of the replica state, whose residuals are slices."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +32,8 @@ class ReplicaContext:
 
     ``store`` retries requests; ``metered`` below it counts their bytes. ``check`` is called during
     every wait; it raises :class:`~diloco.errors.StopTraining` or
-    :class:`~diloco.errors.FencedOut` when the replica has to stop. ``team`` is None in a replica of
-    one process.
+    :class:`~diloco.errors.FencedOut` when the replica has to stop. ``team`` and ``storage`` are
+    None in a replica of one process.
     """
 
     store: Store
@@ -33,6 +44,7 @@ class ReplicaContext:
     clock: Clock
     check: Callable[[], None]
     team: Team | None = None
+    storage: ReplicaStorage | None = None
 
     @property
     def identity(self) -> Identity:

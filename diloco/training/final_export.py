@@ -20,7 +20,13 @@ from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.telemetry import Evaluation
 from diloco.store.base import Store, StoreError
-from diloco.training.checkpoint import publish_final, read_final, sweep, sweep_results
+from diloco.training.checkpoint import (
+    PutFinal,
+    publish_final,
+    read_final,
+    sweep,
+    sweep_results,
+)
 from diloco.training.sample import Sampler, publish_sample
 
 log = logging.getLogger(__name__)
@@ -35,7 +41,7 @@ POLL_S = 0.1
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a run. ``tensors`` returns the global weights, which are also in the model that
-    ``sample`` uses."""
+    ``sample`` uses; ``put`` stores them (:func:`~diloco.training.checkpoint.publish_final`)."""
 
     document: GroupDocument
     tensors: Callable[[], dict[str, Tensor]]
@@ -47,6 +53,7 @@ class Result:
     parameters: int
     last_commit: Commit | None
     last_evaluation: Evaluation | None
+    put: PutFinal | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -116,6 +123,7 @@ def _publish(
             config=result.config,
             summary=result.summary,
             wall_s=clock.wall(),
+            put=result.put,
         )
         if won:
             log.info("final weights of round %d are published", result.base.round)

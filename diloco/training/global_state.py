@@ -18,7 +18,7 @@ from torch import Tensor
 from diloco.exchange.reduce import Merged
 from diloco.exchange.round_observer import Base
 from diloco.model.flat_parameters import Layout
-from diloco.model.outer_optimizer import OuterOptimizer, digest
+from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol.blocks import Span
 from diloco.protocol.records import Commit
 from diloco.protocol.round_view import Totals
@@ -53,24 +53,25 @@ class GlobalState:
     @property
     def whole(self) -> Base:
         """The newest applied round, with the digest of all weights."""
-        weights, _ = self.gathered()
-        return Base(round=max(base.round for base in self.bases), digest=digest(weights))
+        return Base(round=max(base.round for base in self.bases), digest=self.model_digest())
 
-    def gathered(self) -> tuple[Tensor, OuterOptimizer]:
-        """Return all weights, (numel,), and the outer optimizer with the state of all.
+    def model_digest(self) -> str:
+        """Return the digest of all weights."""
+        assert self.weights is not None
+        return self.layout.model_digest(self.weights)
+
+    def snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        """Return the held weights, and the outer optimizer with their state.
 
         Both keep their values when :meth:`load` replaces the state; :meth:`apply` changes them.
         """
         assert self.weights is not None
         return self.weights, self.outer.with_vectors(dict(self.outer.vectors))
 
-    def outer_to_load(self) -> OuterOptimizer:
-        """Return the outer optimizer into which a checkpoint is loaded before :meth:`load`."""
-        return self.outer
-
-    def gathered_model(self) -> Tensor:
-        """Return the local weights, (numel,)."""
-        return self.layout.read()
+    def first_snapshot(self) -> tuple[Tensor, OuterOptimizer]:
+        """Return the held local weights as global ones, and an outer optimizer without a step."""
+        weights = self.layout.read().to(self.outer.weights_dtype)
+        return weights, self.outer.with_vectors(self.outer.zeros(weights.numel()))
 
     def load(self, restored: Restored, commit: Commit | None) -> None:
         """Load a checkpoint and its commit into the state and the model; discards local progress.

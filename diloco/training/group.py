@@ -48,6 +48,7 @@ from diloco.store.metered import MeteredStore
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import Startup
 from diloco.telemetry.writer import Number, TelemetryWriter
+from diloco.training.checkpoint import PutFinal
 from diloco.training.context import ReplicaContext
 from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
@@ -129,10 +130,11 @@ class Group:
             check=self._check,
         )
         progress = self._make_progress(model)
+        inner = self._make_inner(options.stateful)
         self._loop = RoundLoop(
-            self._with_team(self._context, progress),
+            self._with_team(self._context, progress, inner),
             progress,
-            inner=self._make_inner(options.stateful),
+            inner=inner,
             evaluate=options.evaluate,
         )
         self._loop.tasks.on_round = options.on_round
@@ -360,6 +362,7 @@ class Group:
             parameters=state.layout.numel,
             last_commit=state.last_commit,
             last_evaluation=self._loop.tasks.last_evaluation,
+            put=self._put_final,
         )
         # The final manifest ends the run, so telemetry is written before it, and samples after it.
         with contextlib.suppress(StoreError):
@@ -417,7 +420,9 @@ class Group:
         layout = Layout(model, **layout_options(self.settings, self._options))
         return LocalProgress(self.identity, self.settings, layout, self._clock)
 
-    def _with_team(self, context: ReplicaContext, progress: LocalProgress) -> ReplicaContext:
+    def _with_team(
+        self, context: ReplicaContext, progress: LocalProgress, inner: Inner
+    ) -> ReplicaContext:
         return context
 
     def _make_inner(self, stateful: Mapping[str, Stateful] | None) -> Inner:
@@ -426,6 +431,8 @@ class Group:
     def _write_global(self) -> None:
         """Write the global weights to the model of every rank."""
         self._loop.state.discard_local()
+
+    _put_final: PutFinal | None = None
 
     def _final_tensors(self) -> dict[str, Tensor]:
         return self._published(named_parameters.state(self._model))

@@ -21,7 +21,8 @@ from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import MissingKey, ObjectTooLarge, Store
 from diloco.training.checkpoint import (
     Restored,
-    load_checkpoint,
+    VectorStorage,
+    WholeVectors,
     manifests,
     read_final,
     save_checkpoint,
@@ -107,6 +108,7 @@ def first_state(
     committer: Callable[[], int | None] = lambda: None,
     wait_s: float = SHORTEST_WAIT_S,
     on_missing: Callable[[str], None] = lambda message: None,
+    storage: VectorStorage | None = None,
 ) -> bool:
     """Ensure that checkpoint 0 exists; all replicas start from the weights of its creator.
 
@@ -137,7 +139,7 @@ def first_state(
             )
         check()
         clock.sleep(POLL_S)
-    won = write_first(store, identity, state, clock)
+    won = write_first(store, identity, state, clock, storage=storage)
     if won:
         log.info("this replica has written checkpoint 0")
     return won
@@ -150,20 +152,23 @@ def write_first(
     clock: Clock,
     *,
     replace: bool = False,
+    storage: VectorStorage | None = None,
 ) -> bool:
     """Write the model's weights as checkpoint 0. Returns False if another replica's manifest
     exists. ``replace`` overwrites a damaged checkpoint 0 that this process wrote."""
+    weights, outer = state.first_snapshot()
     manifest = save_checkpoint(
         store,
         identity,
         state.layout,
         round=0,
-        weights=state.gathered_model().to(state.outer.weights_dtype),
+        weights=weights,
         base_rounds=(0,) * state.fragments,
-        outer=state.outer_to_load(),
+        outer=outer,
         totals=Totals(),
         wall_s=clock.wall(),
         replace=replace,
+        storage=storage,
     )
     return manifest is not None
 
@@ -179,6 +184,7 @@ def newest_state(
     why: str = "",
     wait_s: float = SHORTEST_WAIT_S,
     on_missing: Callable[[str], None] = lambda message: None,
+    storage: VectorStorage | None = None,
 ) -> Restored:
     """Load the newest readable checkpoint of round ``at_least`` or later; wait until there is one.
 
@@ -189,6 +195,7 @@ def newest_state(
     """
     needed = f"checkpoint of round {at_least} or later"
     why = why and f", because {why}"
+    storage = storage or WholeVectors(store, layout)
     give_up_s = clock.monotonic() + wait_s
     ask_s = clock.monotonic()
     tried_s: dict[int, float] = {}
@@ -198,7 +205,7 @@ def newest_state(
             if clock.monotonic() < tried_s.get(manifest.round, 0.0) + TRY_AGAIN_S:
                 continue
             try:
-                return load_checkpoint(store, manifest, layout, outer)
+                return storage.load(manifest, outer)
             except MissingKey as error:
                 log.info("checkpoint %d was deleted while it was read: %s", manifest.round, error)
             except DamagedObject as error:

@@ -185,8 +185,8 @@ class LocalProgress:
 
     # -- saving ----------------------------------------------------------------------------------
 
-    def gathered_residuals(self) -> dict[int, Tensor]:
-        """Return the residuals (n,) by fragment."""
+    def saved_residuals(self) -> dict[int, Tensor]:
+        """Return the held elements of the residuals by fragment."""
         return {n: e for n, e in enumerate(self.residuals.of) if e is not None}
 
     def left_out(self, opened: InflightRound) -> Tensor | None:

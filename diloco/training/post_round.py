@@ -144,7 +144,7 @@ class PostRoundTasks:
             return
         self._checkpoint_round = commit.round
         state = self._state
-        weights, outer = state.gathered()
+        weights, outer = state.snapshot()
         write = partial(
             save_checkpoint,
             self._store,
@@ -158,6 +158,7 @@ class PostRoundTasks:
             wall_s=self._clock.wall(),
             replace=replace,
             check=partial(self._writes.check, CHECKPOINT),
+            storage=self._context.storage,
         )
         self._writes.start(CHECKPOINT, partial(self._write_checkpoint, write))
 
@@ -247,12 +248,16 @@ class PostRoundTasks:
         """Return the writer of the replica state, which it does not copy; None if it cannot be
         saved."""
         try:
-            return StateWriter(
+            storage = self._context.storage
+            make: Callable[[ReplicaState], StateWriter] = (
+                storage.state_writer if storage else StateWriter
+            )
+            return make(
                 ReplicaState(
                     round=self._state.round - 1,
                     tokens=self._lease.progress.tokens - lost_tokens,
                     trees=self._inner.save(),
-                    residuals=self._progress.gathered_residuals(),
+                    residuals=self._progress.saved_residuals(),
                     early=early,
                     data_step=data_step,
                 )

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -26,7 +26,13 @@ from diloco.model.state_tree import join_tree, split_tree
 from diloco.model.tensor_file import TensorWriter
 from diloco.protocol import keys
 from diloco.protocol.reading import read_record
-from diloco.protocol.records import BadRecord, HandedInRound, Identity, ReplicaStateManifest
+from diloco.protocol.records import (
+    BadRecord,
+    HandedInRound,
+    Identity,
+    ReplicaStateManifest,
+    StoredObject,
+)
 from diloco.store.base import MissingKey, Store
 from diloco.training.stored_objects import load_tensors, put_parts
 
@@ -69,22 +75,31 @@ class StateWriter:
     """
 
     def __init__(self, state: ReplicaState) -> None:
-        self._tree, tensors = split_tree(dict(state.trees))
-        for fragment, residual in state.residuals.items():
-            tensors[f"{RESIDUAL}{fragment}"] = residual
+        self._tree, self.tensors = split_tree(dict(state.trees))
+        self.residuals = {f"{RESIDUAL}{n}": residual for n, residual in state.residuals.items()}
         for round, early in state.early.items():
             if early.residual is not None:
-                tensors[f"{LEFT_OUT}{round}"] = early.residual
-        self._contents = TensorWriter(tensors)
+                self.residuals[f"{LEFT_OUT}{round}"] = early.residual
         self._round, self._tokens, self._data_step = state.round, state.tokens, state.data_step
         self._early = tuple(
             HandedInRound(round=round, incarnation=early.incarnation)
             for round, early in sorted(state.early.items())
         )
+        self._check()
+
+    def _check(self) -> None:
+        self._contents = TensorWriter({**self.tensors, **self.residuals})
+        self.tensors, self.residuals = {}, {}  # so that a copy releases each of them
 
     def copy(self) -> None:
         """Copy the tensors to host memory; they can change afterwards."""
         self._contents.copy()
+
+    def _put(
+        self, store: Store, key: str, check: Callable[[], None]
+    ) -> tuple[StoredObject, StoredObject | None]:
+        """Store the tensors; return their object, and that of the residuals if it is another."""
+        return put_parts(store, f"{key}.safetensors", self._contents.parts, check=check), None
 
     def write(
         self,
@@ -102,13 +117,14 @@ class StateWriter:
         manifest is written; its exception leaves a save without a manifest, which readers ignore.
         """
         folder = keys.replica_state_dir(identity.replica, identity.incarnation, self._round)
-        stored = put_parts(store, f"{folder}{name}.safetensors", self._contents.parts, check=check)
+        stored, residuals = self._put(store, f"{folder}{name}", check)
         manifest = ReplicaStateManifest(
             writer=identity,
             round=self._round,
             tokens=self._tokens,
             tree=self._tree,
             tensors=stored,
+            residuals=residuals,
             handed_in=self._early,
             data_step=self._data_step,
             wall_s=wall_s,
@@ -134,8 +150,44 @@ def _is_of(key: str, manifest: ReplicaStateManifest) -> bool:
     return key == keys.replica_state_manifest(writer.replica, writer.incarnation, manifest.round)
 
 
-def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
-    """Load the newest complete save of a replica number; return None if none can be read."""
+def is_residual(name: str) -> bool:
+    """Return whether a tensor of a saved state is a residual."""
+    return name.startswith((RESIDUAL, LEFT_OUT))
+
+
+def fragment_of(name: str, fragments: int) -> int:
+    """Return the fragment of a residual by its name. Raises :class:`ValueError`."""
+    if name.startswith(RESIDUAL):
+        return int(name.removeprefix(RESIDUAL))
+    return (int(name.removeprefix(LEFT_OUT)) - 1) % fragments
+
+
+class StateReader(Protocol):
+    """Reads a saved state for a replica of several ranks."""
+
+    def read_state(self, manifest: ReplicaStateManifest) -> dict[str, Tensor]:
+        """Read the tensors on all ranks; return by name those of the caller's objects, the leader's
+        slices of the residuals, and for other tensors ones on the meta device."""
+        ...
+
+
+def _read_tensors(
+    store: Store, manifest: ReplicaStateManifest, reader: StateReader | None
+) -> dict[str, Tensor]:
+    """Read the tensors of a saved state, and the residuals that this process holds."""
+    if reader is not None:
+        return reader.read_state(manifest)
+    tensors = load_tensors(store, manifest.tensors)
+    if manifest.residuals is not None:
+        tensors |= load_tensors(store, manifest.residuals)
+    return tensors
+
+
+def load_replica_state(
+    store: Store, replica: int, reader: StateReader | None = None
+) -> ReplicaState | None:
+    """Load the newest complete save of a replica number; return None if none can be read. With a
+    ``reader`` the residuals are slices."""
     saves = [
         info.key
         for info in store.list(keys.replica_state(replica))
@@ -144,7 +196,7 @@ def load_replica_state(store: Store, replica: int) -> ReplicaState | None:
     for key in sorted(saves, reverse=True):
         try:
             manifest = read_record(store, key, ReplicaStateManifest, is_right=partial(_is_of, key))
-            tensors = load_tensors(store, manifest.tensors)
+            tensors = _read_tensors(store, manifest, reader)
             trees = join_tree(manifest.tree, tensors)
         except (BadRecord, MissingKey, ReplicaError, ValueError) as error:
             log.warning("saved state %s is refused: %s", key, error)

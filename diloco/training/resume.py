@@ -18,7 +18,7 @@ from diloco.protocol.reading import Damaged
 from diloco.store.base import Store
 from diloco.training.local_progress import LocalProgress
 from diloco.training.post_round import PostRoundTasks
-from diloco.training.replica_state import EarlyContribution, load_replica_state
+from diloco.training.replica_state import EarlyContribution, StateReader, load_replica_state
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Resumption:
         inner: Inner,
         tasks: PostRoundTasks,
         round_observer: RoundObserver,
+        reader: StateReader | None = None,
     ) -> None:
         self.ahead: list[InflightRound] = []
         self._store = store
@@ -43,6 +44,7 @@ class Resumption:
         self._inner = inner
         self._tasks = tasks
         self._round_observer = round_observer
+        self._reader = reader
         self._data_step = 0
 
     # -- starting --------------------------------------------------------------------------------
@@ -51,7 +53,7 @@ class Resumption:
         """Restore the state that an earlier process of this replica saved. The global state must
         have caught up with the log."""
         progress = self._progress
-        saved = load_replica_state(self._store, progress.identity.replica)
+        saved = load_replica_state(self._store, progress.identity.replica, self._reader)
         if saved is None:
             return
         try:

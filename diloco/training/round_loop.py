@@ -30,6 +30,7 @@ from diloco.model.inner_state import Inner
 from diloco.protocol.control_pace import is_short_round
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
+from diloco.protocol.round_weights import kept_when_late
 from diloco.training.catch_up import CatchUp
 from diloco.training.checkpoint import read_final
 from diloco.training.context import ReplicaContext
@@ -94,7 +95,12 @@ class RoundLoop:
         self.tasks = PostRoundTasks(context, self.progress, inner, evaluate)
         self._rescue = Rescue(context, self.state, self.observer, self.tasks)
         self.resumption = Resumption(
-            context.store, self.progress, inner, self.tasks, self._round_observer
+            context.store,
+            self.progress,
+            inner,
+            self.tasks,
+            self._round_observer,
+            context.storage,
         )
         shortest = 1 if settings.dylu == "on" else settings.round_steps
         at_once = min(settings.num_fragments, settings.overlap_steps // shortest + 1)
@@ -361,7 +367,7 @@ class RoundLoop:
             self._dynamic_steps.update(settled.plan)
         opened.cosine = settled.cosine
         kind = settled.refusal.kind if settled.refusal else ""
-        keep = 0.0 if kind == "spare" else self.settings.late_keep  # a spare follows the group
+        keep = kept_when_late(self.settings)
         outcome = self.progress.apply(settled.commit, settled.merged, opened, keep=keep)
         if kind == "quarantine":
             self.progress.discard()

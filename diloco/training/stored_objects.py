@@ -8,17 +8,25 @@ a damaged part alone again. So neither needs memory for the object, only for the
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from diloco.errors import DamagedObject
 from diloco.exchange.upload import UPLOADS, bytes_to_verify
-from diloco.model.tensor_file import Entry, TensorWriter, fill, header_bytes, parse_header
-from diloco.protocol.object_digest import CHECKSUM_DIGITS, ObjectDigest, checksum_of, part_count
-from diloco.protocol.parallel_reads import Parts, read_parts
+from diloco.model.tensor_file import (
+    Entry,
+    Filling,
+    TensorWriter,
+    Window,
+    header_bytes,
+    parse_header,
+)
+from diloco.protocol.object_digest import CHECKSUM_DIGITS, ObjectDigest, checksum_of
+from diloco.protocol.parallel_reads import Parts, call_each, read_parts
+from diloco.protocol.pieces import Part, keys_of, part_count, parts_of, sizes_of
 from diloco.protocol.reading import READS
 from diloco.protocol.records import StoredObject
 from diloco.store.base import PART_BYTES, MissingKey, Store
@@ -94,11 +102,11 @@ def put_parts(
 def _is_stored(store: Store, stored: StoredObject, *, limit: int) -> bool:
     """Return whether the store has the object: read parts from its beginning and its end, about
     ``limit`` bytes in total."""
-    count = part_count(stored.size_bytes)
+    parts = _checked_parts(stored)
     half = -(-min(limit, stored.size_bytes) // (2 * PART_BYTES))
     try:
-        for index in sorted({*range(half), *range(count - half, count)}):
-            _verified(store, stored, index, _read_part(store, stored, index), reads=2)
+        for part in dict.fromkeys([*parts[:half], *parts[max(0, len(parts) - half) :]]):
+            _verified(store, part, _read_part(store, part), reads=2)
     except (DamagedObject, MissingKey):
         return False
     return True
@@ -107,65 +115,73 @@ def _is_stored(store: Store, stored: StoredObject, *, limit: int) -> bool:
 def get_object(store: Store, described: StoredObject) -> bytes:
     """Read a small object of a manifest. Raises :class:`DamagedObject` if a part differs from its
     checksum in :data:`~diloco.protocol.reading.READS` reads."""
-    return b"".join(verified_parts(store, described))
+    return b"".join(_verified_parts(store, _checked_parts(described)))
 
 
 def verify_object(store: Store, described: StoredObject) -> None:
     """Read an object of a manifest. Raises the errors of :func:`get_object`."""
-    for _ in verified_parts(store, described):
+    for _ in _verified_parts(store, _checked_parts(described)):
         pass
 
 
-def verified_parts(store: Store, described: StoredObject) -> Parts:
-    """Yield the parts of an object, some read ahead, each compared with its checksum. Raises the
-    errors of :func:`get_object`, also for an empty object, which no manifest names."""
+@dataclass(frozen=True)
+class _CheckedPart:
+    """A part and its checksum."""
+
+    part: Part
+    checksum: str
+
+
+def _checked_parts(described: StoredObject) -> list[_CheckedPart]:
+    """Return the parts of an object. Raises :class:`DamagedObject` for an empty one, which no
+    manifest names, and for a wrong number of checksums."""
     if described.size_bytes < 1:
         raise DamagedObject(
             f"{described.key}: expected a size of at least 1 byte in its manifest, found "
             f"{described.size_bytes}"
         )
-    count = part_count(described.size_bytes)
+    count = part_count(described)  # can be large: the list is made once it is known to be right
     expected = CHECKSUM_DIGITS * count
     if len(described.checksums) != expected:
         raise DamagedObject(
             f"{described.key}: expected checksums of {count} parts in its manifest, found "
             f"{len(described.checksums)} of {expected} digits"
         )
-    requests = [(described.key, *_range(described, index)) for index in range(count)]
+    return [
+        _CheckedPart(part, described.checksums[n * CHECKSUM_DIGITS : (n + 1) * CHECKSUM_DIGITS])
+        for n, part in enumerate(parts_of(described))
+    ]
+
+
+def _verified_parts(store: Store, checked: Sequence[_CheckedPart]) -> Parts:
+    """Yield parts, some read ahead, each compared with its checksum. Raises the errors of
+    :func:`get_object`."""
+    requests = [(each.part.key, each.part.start, each.part.length) for each in checked]
     with contextlib.closing(read_parts(store, requests)) as parts:
-        for index, part in enumerate(parts):
-            yield _verified(store, described, index, part, reads=READS)
+        for each, data in zip(checked, parts, strict=True):
+            yield _verified(store, each, data, reads=READS)
 
 
-def _range(described: StoredObject, index: int) -> tuple[int, int]:
-    """Return start and length of a part."""
-    start = index * PART_BYTES
-    return start, min(PART_BYTES, described.size_bytes - start)
+def _read_part(store: Store, checked: _CheckedPart) -> bytes:
+    return store.get_range(checked.part.key, checked.part.start, checked.part.length)
 
 
-def _read_part(store: Store, described: StoredObject, index: int) -> bytes:
-    return store.get_range(described.key, *_range(described, index))
-
-
-def _verified(
-    store: Store, described: StoredObject, index: int, part: bytes, *, reads: int
-) -> bytes:
-    """Return a part that has its checksum: ``part``, or the result of another read, up to ``reads``
-    in total. Raises :class:`DamagedObject`."""
-    expected = described.checksums[index * CHECKSUM_DIGITS : (index + 1) * CHECKSUM_DIGITS]
-    start, length = _range(described, index)
+def _verified(store: Store, checked: _CheckedPart, data: bytes, *, reads: int) -> bytes:
+    """Return the bytes of a part that have its checksum: ``data``, or the result of another read,
+    up to ``reads`` in total. Raises :class:`DamagedObject`."""
+    part, expected = checked.part, checked.checksum
     while True:
-        found, reads = checksum_of(part), reads - 1
-        if found == expected and len(part) == length:
-            return part
+        found, reads = checksum_of(data), reads - 1
+        if found == expected and len(data) == part.length:
+            return data
         message = (
-            f"{described.key}: expected checksum {expected} of the {length} bytes from {start}, "
-            f"found {found} of {len(part)} bytes"
+            f"{part.key}: expected checksum {expected} of the {part.length} bytes from "
+            f"{part.start}, found {found} of {len(data)} bytes"
         )
         if not reads:
             raise DamagedObject(message)
         log.warning("%s; reading them again", message)
-        part = _read_part(store, described, index)
+        data = _read_part(store, checked)
 
 
 def load_tensors(
@@ -176,26 +192,52 @@ def load_tensors(
     A tensor can be incomplete after an exception: a caller uses it only after this function has
     returned. Raises :class:`DamagedObject`, and :class:`ValueError` of ``target``.
     """
-    with contextlib.closing(verified_parts(store, described)) as parts:
-        start = bytearray(next(parts, b""))
-        try:
+    tensors: dict[str, Tensor] = {}
+
+    def windows(entry: Entry) -> Iterable[Window]:
+        if (tensor := target(entry)) is not None:
+            tensors[entry.name] = tensor
+            yield Window(0, tensor.reshape(-1))
+
+    load_windows(store, described, windows)
+    return tensors
+
+
+def load_windows(
+    store: Store, described: StoredObject, windows: Callable[[Entry], Iterable[Window]]
+) -> None:
+    """Read those elements of a safetensors object that ``windows`` returns for each of its tensors,
+    and no part without any of them, except the header's. Errors as for :func:`load_tensors`."""
+    checked = _checked_parts(described)
+    start, size, count = bytearray(), 1, 0
+    try:
+        while len(start) < size:
+            part, count = checked[count], count + 1
+            start += _verified(store, part, _read_part(store, part), reads=READS)
             size = header_bytes(start, described.size_bytes)
-            while len(start) < size:
-                start += next(parts)
-            entries = parse_header(start[:size], described.size_bytes)
-        except ValueError as error:
-            raise DamagedObject(f"{described.key}: expected safetensors, found {error}") from None
-        _check_length(store, described)
-        try:
-            tensors = {entry: target(entry) for entry in entries}
-        except (RuntimeError, MemoryError) as error:
-            raise DamagedObject(f"{described.key}: {error}") from None
-        fill(iter(tensors.items()), itertools.chain([start], parts))
-    return {entry.name: tensor for entry, tensor in tensors.items() if tensor is not None}
+        entries = parse_header(start[:size], described.size_bytes)
+    except ValueError as error:
+        raise DamagedObject(f"{described.key}: expected safetensors, found {error}") from None
+    _check_length(store, described)
+    try:
+        filling = Filling([(entry, [*windows(entry)]) for entry in entries])
+    except (RuntimeError, MemoryError) as error:
+        raise DamagedObject(f"{described.key}: {error}") from None
+    filling.add(0, start)
+    needed = [each for each in checked[count:] if filling.needs(each.part.at, each.part.stop)]
+    with contextlib.closing(_verified_parts(store, needed)) as parts:
+        for each, data in zip(needed, parts, strict=True):
+            filling.add(each.part.at, data)
 
 
 def _check_length(store: Store, described: StoredObject) -> None:
-    """Check that the last byte exists, before memory is reserved for a size that any writer of the
-    bucket could have written into the manifest."""
-    if not store.get_range(described.key, described.size_bytes - 1, 1):
+    """Check that the last byte of each piece exists, before memory is reserved for a size that any
+    writer of the bucket could have written into the manifest."""
+
+    def has_last_byte(piece: tuple[str, int]) -> bool:
+        key, size_bytes = piece
+        return bool(store.get_range(key, size_bytes - 1, 1))
+
+    pieces = list(zip(keys_of(described), sizes_of(described), strict=True))
+    if not all(call_each(has_last_byte, pieces)):
         raise DamagedObject(f"{described.key}: expected {described.size_bytes} bytes, found fewer")

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from diloco.protocol.pieces import read_range
+from diloco.protocol.records import StoredObject
 from diloco.protocol.settings import SettingsError
 from diloco.protocol.workload import BYTES, VOCABULARY, HuggingFaceWorkload
 from diloco.store.base import Store
 from executors.base import ExecutorError
-from runs.ingest.objects import check_named, fetch
+from runs.ingest.objects import check_named, fetch, weights_of
 from runs.models import Checkpoint
 
 TOKENIZER_FILES = frozenset(
@@ -190,7 +192,8 @@ def fetch_weights(store: Store, checkpoint: Checkpoint, path: Path, *, as_model:
     """Download the weights to ``path``; ``as_model`` adds ``format: pt`` to their header. The
     digest of the bucket's object is verified in both cases."""
     check_named(checkpoint)
-    header = _header(store, checkpoint.key) if as_model else None
+    stored = weights_of(store, checkpoint)
+    header = _header(store, stored) if as_model else None
     with path.open("wb") as file:
         into: Any = file
         if header is not None:
@@ -201,25 +204,19 @@ def fetch_weights(store: Store, checkpoint: Checkpoint, path: Path, *, as_model:
             body += b" " * (-len(body) % 8)  # tensors stay aligned
             file.write(struct.pack("<Q", len(body)) + body)
             into = _SkipStart(file, 8 + size)
-        fetch(
-            store,
-            checkpoint.key,
-            into,
-            size_bytes=checkpoint.size_bytes,
-            digest=checkpoint.digest,
-        )
+        fetch(store, stored, into)
 
 
-def _header(store: Store, key: str) -> tuple[int, dict[str, Any]] | None:
+def _header(store: Store, stored: StoredObject) -> tuple[int, dict[str, Any]] | None:
     """Size and content of a safetensors header; None if there is none."""
-    first = store.get_range(key, 0, 8)
+    first = read_range(store, stored, 0, 8)
     if len(first) < 8:
         return None
     (size,) = struct.unpack("<Q", first)
     if not 2 <= size <= _HEADER_LIMIT:
         return None
     try:
-        fields = json.loads(store.get_range(key, 8, size))
+        fields = json.loads(read_range(store, stored, 8, size))
     except ValueError:
         return None
     return (size, fields) if isinstance(fields, dict) else None

@@ -180,13 +180,7 @@ def _config(store: Store, manifest: FinalManifest) -> bytes:
             f"{described.key}: expected at most {_CONFIG_LIMIT} bytes, found {described.size_bytes}"
         )
     with tempfile.TemporaryFile() as file:
-        fetch(
-            store,
-            described.key,
-            file,
-            size_bytes=described.size_bytes,
-            digest=described.digest,
-        )
+        fetch(store, described, file)
         file.seek(0)
         return file.read()
 

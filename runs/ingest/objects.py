@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import BinaryIO
 
 from diloco.protocol import keys
 from diloco.protocol.object_digest import ObjectDigest
-from diloco.store.base import Store
+from diloco.protocol.pieces import read_range
+from diloco.protocol.records import BadRecord, CheckpointManifest, StoredObject
+from diloco.store.base import MissingKey, Store
 from runs.ingest.stores import folder_store
 from runs.models import Checkpoint
 
@@ -28,12 +31,30 @@ class DigestMismatch(Exception):
     """An object's size or digest differs from its manifest."""
 
 
-def pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
-    """Iterate over an object of ``size_bytes``. The first piece is read immediately.
+def weights_of(store: Store, checkpoint: Checkpoint) -> StoredObject:
+    """The weights of a checkpoint. The manifest has the pieces of those that the ranks of a replica
+    have written; the digest is that of the row, which was compared with it."""
+    stored = StoredObject(
+        key=checkpoint.key, size_bytes=checkpoint.size_bytes, sha256=checkpoint.digest
+    )
+    if checkpoint.final:
+        return stored
+    try:
+        manifest = CheckpointManifest.read(store, keys.checkpoint_manifest(checkpoint.round))
+    except (BadRecord, MissingKey):
+        return stored
+    named = manifest.weights
+    is_same = (named.key, named.size_bytes) == (stored.key, stored.size_bytes)
+    return replace(stored, pieces=named.pieces) if is_same else stored
+
+
+def pieces(store: Store, stored: StoredObject) -> Iterator[bytes]:
+    """Iterate over an object. The first piece is read immediately.
 
     Raises :class:`DigestMismatch` if the object is shorter, :class:`MissingKey` if it was deleted.
     """
-    first = store.get_range(key, 0, min(PIECE_BYTES, max(size_bytes, 1)))
+    key, size_bytes = stored.key, stored.size_bytes
+    first = read_range(store, stored, 0, min(PIECE_BYTES, max(size_bytes, 1)))
 
     def rest() -> Iterator[bytes]:
         read, piece = 0, first
@@ -42,7 +63,7 @@ def pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
             yield piece
             if read >= size_bytes:
                 break
-            piece = store.get_range(key, read, min(PIECE_BYTES, size_bytes - read))
+            piece = read_range(store, stored, read, min(PIECE_BYTES, size_bytes - read))
         if read != size_bytes:
             raise DigestMismatch(f"{key}: expected {size_bytes} bytes, found {read}")
 
@@ -75,30 +96,32 @@ def verified_pieces(store: Store, checkpoint: Checkpoint) -> Iterator[bytes]:
     that a client cannot mistake an incomplete download for a complete one.
     """
     check_named(checkpoint)
-    key, size_bytes, digest = checkpoint.key, checkpoint.size_bytes, checkpoint.digest
-    if folder_store(store) is not None and size_bytes <= READ_TWICE_BYTES:
-        for _ in _verified(pieces(store, key, size_bytes), key, digest):
+    stored = weights_of(store, checkpoint)
+    if folder_store(store) is not None and stored.size_bytes <= READ_TWICE_BYTES:
+        for _ in _verified(store, stored):
             pass
-    checked = _verified(pieces(store, key, size_bytes), key, digest)
+    checked = _verified(store, stored)
     first = next(checked)  # an object of one piece is fully verified here
     return chain([first], checked)
 
 
-def _verified(source: Iterator[bytes], key: str, digest: str) -> Iterator[bytes]:
+def _verified(store: Store, stored: StoredObject) -> Iterator[bytes]:
     """Delay each piece until the next one is read, and the last one until the digest is
     verified."""
-    found, held = ObjectDigest(), b""
-    for piece in source:
+    found, held = ObjectDigest(pieces=stored.pieces or ()), b""
+    for piece in pieces(store, stored):
         if held:
             yield held
         found.update(piece)
         held = piece
-    if not found.matches(digest):
-        raise DigestMismatch(f"{key}: expected the digest {digest}, found sha256 {found.sha256}")
+    if not found.matches(stored.digest):
+        raise DigestMismatch(
+            f"{stored.key}: expected the digest {stored.digest}, found sha256 {found.sha256}"
+        )
     yield held
 
 
-def fetch(store: Store, key: str, file: BinaryIO, *, size_bytes: int, digest: str) -> None:
+def fetch(store: Store, stored: StoredObject, file: BinaryIO) -> None:
     """Write an object to ``file``. Raises :class:`DigestMismatch` on a wrong size or digest."""
-    for piece in _verified(pieces(store, key, size_bytes), key, digest):
+    for piece in _verified(store, stored):
         file.write(piece)

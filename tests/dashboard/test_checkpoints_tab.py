@@ -13,6 +13,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from diloco.protocol import keys
+from diloco.protocol.object_digest import ObjectDigest
+from diloco.protocol.pieces import piece_key
+from diloco.protocol.records import CheckpointManifest, Identity, StoredObject
 from diloco.store.open import open_store
 from runs.ingest.objects import PIECE_BYTES, DigestMismatch
 from runs.models import Checkpoint, Credential, Event, Run
@@ -90,6 +94,43 @@ def test_weights_are_streamed_completely(client: Client, run: Run) -> None:
     assert (
         response["Content-Disposition"] == 'attachment; filename="local-demo-round-8.safetensors"'
     )
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_weights_of_several_ranks_are_sent_as_one_file(
+    client: Client, run: Run, damaged: bool
+) -> None:
+    created, store = stored(run), open_store(run.rendezvous)
+    sizes = (PIECE_BYTES + 5, 7, len(WEIGHTS) - PIECE_BYTES - 12)
+    digest, at = ObjectDigest(sha256=False, pieces=sizes), 0
+    digest.update(WEIGHTS)
+    for n, size in enumerate(sizes):
+        store.put(piece_key(created.key, n), WEIGHTS[at : at + size])
+        at += size
+    weights = StoredObject(
+        key=created.key, size_bytes=len(WEIGHTS), checksums=digest.checksums, pieces=sizes
+    )
+    manifest = CheckpointManifest(
+        round=8,
+        writer=Identity(replica=0, incarnation="00001-0123abcd"),
+        model_hash="",
+        base_rounds=(8,),
+        tensors=(),
+        weights_digest="",
+        weights=weights,
+        outer=None,
+        tokens_total=0,
+        wall_s=0.0,
+    )
+    store.put(keys.checkpoint_manifest(8), manifest.to_bytes())
+    Checkpoint.objects.update(digest=weights.digest)
+    if damaged:
+        store.put(piece_key(created.key, 1), b"1234567")
+    response = download(client, created)
+    if damaged:
+        assert response.status_code == 502 and b"expected the digest" in response.content
+    else:
+        assert b"".join(response.streaming_content) == WEIGHTS
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "link", "fifo"])

@@ -20,11 +20,12 @@ from diloco.protocol.fork import ForkError, fork_checkpoint
 from diloco.protocol.records import CheckpointManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import load_tensors, newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest, read_final
 from diloco.training.initial_state import write_first
 from diloco.training.join_options import Publish
 from diloco.training.local_progress import LocalProgress
 from diloco.training.model_check import check_model
+from diloco.training.stored_objects import load_tensors
 from tests.diloco.clocks import FastClock, ManualClock
 
 BASE = 1.2345678

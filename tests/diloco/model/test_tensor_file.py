@@ -14,7 +14,15 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from diloco.model import tensor_file
-from diloco.model.tensor_file import DTYPES, TensorWriter, fill, header_bytes, parse_header
+from diloco.model.tensor_file import (
+    DTYPES,
+    Entry,
+    Filling,
+    TensorWriter,
+    Window,
+    header_bytes,
+    parse_header,
+)
 
 SMALL = 64
 
@@ -54,9 +62,19 @@ def read(data: bytes, part_bytes: int) -> dict[str, Tensor]:
     """Read an object part by part."""
     entries = parse_header(data[: header_bytes(data, len(data))], len(data))
     targets = {entry: entry.empty() for entry in entries}
-    parts = (data[at : at + part_bytes] for at in range(0, len(data), part_bytes))
-    fill(iter(targets.items()), parts)
+    fill(data, part_bytes, {entry: [Window(0, t.reshape(-1))] for entry, t in targets.items()})
     return {entry.name: tensor for entry, tensor in targets.items()}
+
+
+def fill(data: bytes, part_bytes: int, windows: dict[Entry, list[Window]]) -> list[int]:
+    """Copy the parts that the windows need; return the positions of the others."""
+    filling, left_out = Filling(list(windows.items())), []
+    for at in range(0, len(data), part_bytes):
+        if filling.needs(at, min(at + part_bytes, len(data))):
+            filling.add(at, data[at : at + part_bytes])
+        else:
+            left_out.append(at)
+    return left_out
 
 
 def test_the_library_reads_what_is_written(part_bytes: int) -> None:
@@ -95,9 +113,23 @@ def test_an_object_can_be_read_in_place_and_in_part(part_bytes: int) -> None:
     vector = torch.zeros(35)
     views = {"a": vector[5:], "c": vector[:5]}
     entries = parse_header(data[: header_bytes(data, len(data))], len(data))
-    parts = (data[at : at + part_bytes] for at in range(0, len(data), part_bytes))
-    fill(((entry, views.get(entry.name)) for entry in entries), parts)
+    fill(data, part_bytes, {e: [Window(0, views[e.name])] for e in entries if e.name in views})
     assert torch.equal(vector, torch.cat([tensors["c"], tensors["a"]]))
+
+
+def test_some_elements_of_a_tensor_are_read(part_bytes: int) -> None:
+    tensors = {"a": torch.arange(300.0), "b": torch.arange(30)}
+    data = b"".join(TensorWriter(tensors).parts())
+    a, b = torch.zeros(40), torch.zeros(5, dtype=torch.int64)
+    entries = {e.name: e for e in parse_header(data[: header_bytes(data, len(data))], len(data))}
+    windows = {entries["a"]: [Window(250, a[:20]), Window(3, a[20:])], entries["b"]: [Window(2, b)]}
+    left_out = fill(data, part_bytes, windows)
+    assert a.tolist() == [*range(250, 270), *range(3, 23)] and b.tolist() == [*range(2, 7)]
+    assert (
+        entries["a"].start + 100 * 4
+        in {at for start in left_out for at in range(start, start + part_bytes)}
+        or part_bytes > 400
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import fork, keys
 from diloco.protocol.fork import ForkError, fork_checkpoint
+from diloco.protocol.object_digest import ObjectDigest
+from diloco.protocol.pieces import piece_key
 from diloco.protocol.records import CheckpointManifest, StoredObject
-from diloco.training.checkpoint import load_checkpoint, load_tensors
+from diloco.training.checkpoint import load_checkpoint
+from diloco.training.stored_objects import load_tensors
 
 MakeGroups = Callable[..., Any]
 
@@ -92,6 +96,36 @@ def test_a_checkpoint_of_protocol_2_can_be_forked(make_groups: MakeGroups) -> No
     target = make_groups("fork")
     copy(source, target)
     assert json.loads(target.store.get(keys.checkpoint_manifest(0)))["v"] == 3
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_checkpoint_in_pieces_is_copied_to_one_object(
+    make_groups: MakeGroups, damaged: bool
+) -> None:
+    source = trained(make_groups)
+    found = manifest(source, 4)
+    divided = {}
+    for name in ("weights", "outer"):
+        stored: StoredObject = getattr(found, name)
+        data = source.store.get(stored.key)
+        sizes = (len(data) - 8, 8)
+        digest = ObjectDigest(pieces=sizes)
+        digest.update(data)
+        source.store.put(stored.key, data[:-8])
+        source.store.put(piece_key(stored.key, 1), bytes(8) if damaged else data[-8:])
+        divided[name] = replace(stored, pieces=sizes, checksums=digest.checksums)
+    source.store.put(keys.checkpoint_manifest(4), replace(found, **divided).to_bytes())
+    target = make_groups("fork")
+    if damaged:
+        with pytest.raises(ForkError, match="expected the digest"):
+            copy(source, target)
+        return
+    copied = copy(source, target)
+    assert copied.weights.pieces is None and copied.outer is not None
+    before = load_tensors(source.store, divided["weights"])
+    for name, tensor in load_tensors(target.store, copied.weights).items():
+        assert torch.equal(tensor, before[name])
+    assert load_tensors(target.store, copied.outer)["momentum"].any()
 
 
 def test_other_fragments_require_a_fork_without_outer_state(make_groups: MakeGroups) -> None:

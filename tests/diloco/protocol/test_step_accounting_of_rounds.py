@@ -150,6 +150,29 @@ def test_void_work_is_in_the_next_contribution(tiny_group: MakeGroup) -> None:
     assert commits[-1].tokens_total == 2 * 24 * 8
 
 
+def test_late_work_is_not_counted_in_a_group_with_spares(tiny_group: MakeGroup) -> None:
+    """Replica 2 contributes to round 1 after its plan, and takes the place of replica 1 in
+    round 2."""
+    group = tiny_group(
+        **settings(num_replicas=2, min_quorum=2, grace_s=0.0, world_size_mode="fixed_with_spares")
+    )
+    rounds = {2: threading.Event(), 3: threading.Event()}
+
+    def watch(member: Any, joined: Any) -> None:
+        if member.replica == 0 and joined.round in rounds:
+            rounds[joined.round].set()
+        if member.replica == 2 and member.steps == 4:
+            assert rounds[2].wait(600)
+        if member.replica == 1 and member.steps == 8:
+            assert rounds[3].wait(600)
+
+    members = count(group, 3, on_step=watch)
+    assert [c.replica for c in group.plan(2).contributions] == [0, 2]
+    steps = {c.steps for r in range(1, 6) for c in group.plan(r).contributions}
+    assert steps == {4}
+    assert members[2].weights().tolist() == [-20.0] * 4
+
+
 def test_the_work_of_a_spare_is_not_counted(tiny_group: MakeGroup) -> None:
     group = tiny_group(
         **settings(num_replicas=2, min_quorum=2, world_size_mode="fixed_with_spares")

@@ -10,6 +10,7 @@ the same local weights.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,6 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 import diloco
 from diloco.model.named_parameters import local
 from diloco.protocol.blocks import SLICE_UNIT
+from diloco.protocol.records import StoredObject
+from diloco.ranks import storage_work
+from diloco.store.base import LocalStore, MakeParts, Store, StoreUnavailable
 
 WIDTH = 1031
 
@@ -109,7 +113,14 @@ SCENARIOS: dict[str, Callable[[int], nn.Module]] = {
     "buffers": ddp,
     "left": fsdp,
     "resumed": fsdp,
+    "killed": ddp,
+    "restarted": fsdp,
 }
+GROUPS = {"resumed": "left", "restarted": "killed"}
+"""The groups of scenarios that continue another one."""
+KILLED = 3
+"""The rank that ends in the scenario ``killed``, when it writes its second checkpoint."""
+EXIT = 9
 
 
 @torch.no_grad()
@@ -118,6 +129,31 @@ def train(model: nn.Module, replica: int, step: int) -> None:
         values = local(parameter)
         values.add_((values * values).mul_(0.1 * (1 + step % 3 + index % 2)))
         values.mul_(0.99 - 0.01 * replica)
+
+
+def abort_first_upload(name: str) -> None:
+    """Let the first upload of this name fail after its first part."""
+    put, failed = LocalStore.put_stream, []
+
+    def failing(store: LocalStore, key: str, make_parts: MakeParts) -> None:
+        if key.endswith(name) and not failed:
+            failed.append(next(iter(make_parts())))
+            raise StoreUnavailable("the connection was closed")
+        put(store, key, make_parts)
+
+    LocalStore.put_stream = failing  # type: ignore[method-assign]
+
+
+def end_in_second_checkpoint() -> None:
+    put, folders = storage_work.put_parts, []
+
+    def ending(store: Store, key: str, *arguments: Any, **options: Any) -> StoredObject:
+        folders.append(key.rpartition("/")[0])
+        if folders[-1] != folders[0]:
+            os._exit(EXIT)
+        return put(store, key, *arguments, **options)
+
+    storage_work.put_parts = ending  # type: ignore[assignment]
 
 
 def run(root: Path, name: str, ranks: int, rank: int) -> dict[str, Any]:
@@ -130,9 +166,12 @@ def run(root: Path, name: str, ranks: int, rank: int) -> dict[str, Any]:
         observed["evaluated"] += 1
         return 1.0, 1
 
-    group_name = "left" if name == "resumed" else name
+    if name == "fp32" and rank == 0:
+        abort_first_upload("model.safetensors")
+    if name == "killed" and rank == KILLED:
+        end_in_second_checkpoint()
     with diloco.join(
-        str(root / "runs" / group_name),
+        str(root / "runs" / GROUPS.get(name, name)),
         replica=replica,
         model=model,
         inner_optimizer=optimizer,

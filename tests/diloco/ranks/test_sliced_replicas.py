@@ -6,6 +6,7 @@ gloo, beside a replica 1 of one process. The processes run ``sliced_program.py``
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from diloco.init import create_group
 from diloco.protocol import keys
+from diloco.protocol.pieces import read_range
 from diloco.protocol.records import Commit, ContributionRecord, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
@@ -49,10 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **TWO_FRAGMENTS,
         "sync_every": 8,
     },
+    "killed": {"codec": "bf16", "num_replicas": 1, "total_rounds": 3},
 }
 FOUR = ("bf16", "int8-sharded", "topk-overlap", "rda", "left", "tensor-parallel")
 TWO = ("fp32", "e3m0-low-bit", "buffers", "resumed")
-BESIDE_PEER = tuple(name for name in SETTINGS if name not in ("left", "tensor-parallel"))
+KILLED, EXIT = 3, 9
+"""The rank that ends in the scenario ``killed``, and its exit code."""
+ALONE = ("left", "tensor-parallel", "killed")
+BESIDE_PEER = tuple(name for name in SETTINGS if name not in ALONE)
 
 
 class Runs:
@@ -83,7 +89,10 @@ def play(root: Path, ranks: int, names: tuple[str, ...]) -> None:
         )
         for rank, size, scenarios in started
     ]
-    assert torch_process.wait(processes, 900) == [0] * len(processes)
+    exits = [0] * len(processes)
+    if "killed" in names and ranks > KILLED:
+        exits[KILLED] = EXIT
+    assert torch_process.wait(processes, 900) == exits
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +116,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
             }
             settings["min_quorum"] = settings["num_replicas"]
             create_group(str(folder / "runs" / name), GroupSettings(**settings))
-    play(played.sliced, 4, (*FOUR, "strided"))
-    play(played.sliced, 2, TWO)
-    play(played.whole, 1, (*FOUR, *TWO))
+    play(played.sliced, 4, (*FOUR, "strided", "killed"))
+    play(played.sliced, 2, (*TWO, "restarted"))
+    play(played.whole, 1, (*FOUR, *TWO, "killed"))
     yield played
 
 
@@ -150,7 +159,7 @@ def test_every_rank_ends_as_expected(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_contributions_and_means_have_the_bits_of_one_process(runs: Runs, name: str) -> None:
     sliced, whole = map(decided, runs.stores(name))
-    assert len(whole) == (4 if name in ("left", "topk-overlap") else 2)
+    assert len(whole) == {"left": 4, "topk-overlap": 4, "killed": 3}.get(name, 2)
     assert sliced == whole
     if name == "int8-sharded":
         assert {round[0] for round in whole} == {"sharded"}
@@ -168,14 +177,16 @@ def test_checkpoints_and_results_have_the_bits_of_one_process(runs: Runs, name: 
                 final.weights.sha256,
                 checkpoint.round,
                 checkpoint.weights_digest,
-                checkpoint.weights.checksums,
-                checkpoint.outer.checksums,
+                *(
+                    hashlib.sha256(read_range(store, stored, 0, stored.size_bytes)).hexdigest()
+                    for stored in (checkpoint.weights, checkpoint.outer)
+                ),
             )
         )
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*FOUR, *TWO[:-1]])
 def test_ranks_hold_slices_of_the_state_and_upload_them(runs: Runs, name: str) -> None:
     held = [observed(runs.sliced, name, rank) for rank in range(ranks_of(name))]
     numel = held[0]["numel"]
@@ -188,6 +199,23 @@ def test_ranks_hold_slices_of_the_state_and_upload_them(runs: Runs, name: str) -
     expected = min(units, ranks_of(name))
     slices = [planned.slices for planned in plan.contributions]
     assert slices == [expected, 1][: len(slices)]
+
+
+def test_a_rank_that_ends_while_it_writes_a_checkpoint_ends_the_others(runs: Runs) -> None:
+    for rank in range(KILLED):
+        assert observed(runs.sliced, "killed", rank)["error"].startswith("ReplicaError: ")
+    for rank in range(2):  # from checkpoint 0 of four ranks, because the other one is incomplete
+        assert observed(runs.sliced, "restarted", rank)["reason"] == "completed"
+
+
+def test_checkpoints_are_written_by_all_ranks(runs: Runs) -> None:
+    store, whole = runs.stores("tensor-parallel")
+    manifest = newest_manifest(store)
+    assert manifest is not None and manifest.outer is not None
+    assert manifest.weights.pieces and len(manifest.weights.pieces) == 4
+    assert manifest.outer.pieces and len(manifest.outer.pieces) == 4
+    alone = newest_manifest(whole)
+    assert alone is not None and alone.weights.pieces is None
 
 
 def test_strided_shards_are_refused_by_name(runs: Runs) -> None:

@@ -3,6 +3,7 @@ bf16 is stored as it is, and converted for a group with the other precision."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,14 @@ def test_a_checkpoint_is_loaded_in_the_precision_of_the_group(
     narrow = BF16 in (saved, loaded)
     assert restored.weights.tolist() == [0.0, 1.0, -2.0, 1.0 if narrow else 1.0 + 2.0**-9]
     assert into.vectors["momentum"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_checkpoint_without_outer_state_clears_the_one_of_the_process(tmp_path: Path) -> None:
+    """A replica can load checkpoint 0 of a fork again after it has made outer steps."""
+    store = LocalStore(tmp_path)
+    manifest = save(store, FIRST)
+    assert manifest is not None
+    into = outer()
+    into.vectors["momentum"].fill_(3.0)
+    load_checkpoint(store, replace(manifest, outer=None), LAYOUT, into)
+    assert into.vectors["momentum"].tolist() == [0.0] * 4

@@ -92,11 +92,11 @@ def test_nothing_changes_before_it_is_announced(state: GlobalState) -> None:
     assert seen == [[0, 0, 0, 0], [-1, -2, -3, -4]]
 
 
-def test_a_gathered_state_survives_a_load(state: GlobalState) -> None:
+def test_a_snapshot_survives_a_load(state: GlobalState) -> None:
     """A checkpoint that is being written keeps its values while a newer one is loaded."""
     state.outer.vectors = {"momentum": torch.ones(4)}
-    weights, outer = state.gathered()
-    state.outer_to_load().vectors.update(momentum=torch.full((4,), 7.0))
+    weights, outer = state.snapshot()
+    state.outer.vectors.update(momentum=torch.full((4,), 7.0))
     restored = Restored(round=3, weights=torch.ones(4), base_rounds=(3,), totals=Totals())
     state.load(restored, None)
     assert outer.vectors["momentum"].tolist() == [1, 1, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,18 @@ from safetensors.torch import load_file
 from diloco.errors import DamagedObject
 from diloco.exchange.upload import VERIFY_UPLOAD_BYTES
 from diloco.model import tensor_file
-from diloco.protocol import object_digest
+from diloco.model.tensor_file import Window
+from diloco.protocol import object_digest, pieces
 from diloco.protocol.object_digest import ObjectDigest, checksum_of, digest_of
+from diloco.protocol.pieces import piece_key
 from diloco.protocol.records import StoredObject
-from diloco.store.base import LocalStore
+from diloco.store.base import LocalStore, MissingKey
 from diloco.store.multipart import MakeParts
 from diloco.training import stored_objects
 from diloco.training.stored_objects import (
     get_object,
     load_tensors,
+    load_windows,
     put_object,
     put_parts,
     put_tensors,
@@ -35,7 +39,7 @@ TENSORS = {"a": torch.arange(300.0), "b": torch.arange(7), "c": torch.tensor(1.5
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tensor_file, object_digest, stored_objects):
+    for module in (tensor_file, object_digest, pieces, stored_objects):
         monkeypatch.setattr(module, "PART_BYTES", PART)
 
 
@@ -206,3 +210,44 @@ def test_digests_do_not_depend_on_the_size_of_pieces(tmp_path: Path) -> None:
         assert digest.matches(stored.digest) and digest.matches(digest_of(stored.checksums))
         assert not digest.matches("") and not digest.matches(digest_of(""))
     assert replace(stored, sha256="").digest == digest_of(stored.checksums)
+
+
+def in_pieces(store: LocalStore, stored: StoredObject, *sizes: int) -> StoredObject:
+    """Store an object again in pieces, as several ranks do."""
+    data = store.get(KEY)
+    sizes = (*sizes, len(data) - sum(sizes))
+    digest, at = ObjectDigest(pieces=sizes), 0
+    digest.update(data)
+    for n, size in enumerate(sizes):
+        store.put(piece_key(KEY, n), data[at : at + size])
+        at += size
+    return replace(stored, checksums=digest.checksums, pieces=sizes)
+
+
+def test_an_object_in_pieces_is_read_like_a_whole_one(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    stored = in_pieces(store, put_tensors(store, KEY, TENSORS), 40, PART, 1)
+    for name, tensor in load_tensors(store, stored).items():
+        assert torch.equal(tensor, TENSORS[name])
+    verify_object(store, stored)
+    data = store.get(piece_key(KEY, 1))
+    store.put(piece_key(KEY, 1), data[:-1])
+    with pytest.raises(DamagedObject, match=r"found .* of 255 bytes"):
+        load_tensors(store, stored)
+    store.put(piece_key(KEY, 1), data[:-1] + b"!")
+    with pytest.raises(DamagedObject, match=re.escape(piece_key(KEY, 1))):
+        verify_object(store, stored)
+    store.put(piece_key(KEY, 1), data)
+    store.delete([piece_key(KEY, 2)])
+    with pytest.raises(MissingKey):
+        load_tensors(store, stored)
+
+
+def test_only_parts_with_wanted_elements_are_read(tmp_path: Path) -> None:
+    stored = put_tensors(LocalStore(tmp_path), KEY, {"a": torch.arange(1000.0)})
+    store, into = Counting(tmp_path), torch.empty(70)
+    load_windows(store, stored, lambda entry: [Window(500, into)])
+    assert into.tolist() == [*range(500, 570)]
+    first = (stored.size_bytes - 4000 + 4 * 500) // PART
+    parts = {start // PART for start, length in store.reads if length > 1}
+    assert parts == {0, first, first + 1}
