@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,7 +17,7 @@ from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreUnavailable
 from diloco.training.partial_round import PartialRounds
-from tests.diloco.model.harness import Harness
+from tests.diloco.model.harness import Harness, virtual
 from tests.diloco.model.test_scenarios import make_harness, run
 from tests.diloco.model.virtual_time import Process
 
@@ -34,6 +38,9 @@ class PartialHarness:
         self.looks: list[float] = []
         self.there: frozenset[Identity] = frozenset()
         self.error: Exception | None = None
+        self.answers = True
+        """Whether a listing ends at once; otherwise :meth:`answer` ends it."""
+        self.hanging: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.counter = SimpleNamespace(steps_in_round=0, compute_in_round_s=0.0)
         self.earlier: object = None
         progress: Any = SimpleNamespace(
@@ -54,13 +61,32 @@ class PartialHarness:
 
     def steps(self, until: int) -> int | None:
         """Make steps up to ``until``; return the step at which the round must end."""
-        while self.counter.steps_in_round < until:
-            self.now_s += 1
-            self.counter.steps_in_round += 1
-            self.counter.compute_in_round_s += 1.0
-            if self.partial.must_end(1, steps=STEPS):
-                return int(self.counter.steps_in_round)
+        with mock.patch.multiple(
+            "diloco.training.partial_round", call_in_daemon=self._call, wait=lambda *a, **kw: None
+        ):
+            while self.counter.steps_in_round < until:
+                self.now_s += 1
+                self.counter.steps_in_round += 1
+                self.counter.compute_in_round_s += 1.0
+                if self.partial.must_end(1, steps=STEPS):
+                    return int(self.counter.steps_in_round)
         return None
+
+    def _call(self, listing: Callable[[], Any], *, name: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.hanging.append((listing, future))
+        if self.answers:
+            self.answer()
+        return future
+
+    def answer(self) -> None:
+        """End the listings that have begun."""
+        for listing, future in self.hanging:
+            try:
+                future.set_result(listing())
+            except StoreUnavailable as error:
+                future.set_exception(error)
+        self.hanging.clear()
 
 
 def test_the_round_ends_once_the_quorum_is_seen_and_the_window_is_too_short() -> None:
@@ -159,6 +185,41 @@ def test_an_unavailable_store_does_not_end_the_round() -> None:
     harness = PartialHarness()
     harness.error = StoreUnavailable("down")
     assert harness.steps(STEPS) is None and harness.looks
+
+
+def test_a_listing_that_does_not_answer_delays_no_step_and_counts_later() -> None:
+    harness = PartialHarness()
+    harness.answers = False
+    harness.there = processes(0, 2)
+    assert harness.steps(50) is None and len(harness.hanging) == 1, "one listing at a time"
+    harness.answer()
+    assert harness.steps(STEPS) == 51
+
+
+@pytest.mark.parametrize("overlap", [{}, {"overlap_steps": 200, "mixing_alpha": 1.0}])
+def test_replicas_compute_while_the_store_does_not_answer(overlap: dict[str, Any]) -> None:
+    """Each one assumes then that others wait for it."""
+    harness = make_harness(
+        sync_every=600,
+        min_quorum=2,
+        total_rounds=2,
+        step_s=dict.fromkeys(range(3), 1.0),
+        **overlap,
+    )
+    harness.scenario = replace(harness.scenario, denied_s=(650.0, 1100.0))
+    made: list[list[int]] = []
+
+    def count() -> None:
+        for at_s in (650.0, 1100.0):
+            harness.scheduler.sleep(1000 + at_s - harness.scheduler.now_s)
+            made.append([len(life.steps) for life in harness.lives])
+
+    harness.scheduler.spawn("count", count, Process("count"))
+    with virtual(harness):
+        harness.run()
+    before, after = made
+    assert len(before) == len(after) == 3
+    assert all(450 >= n - m > 430 for m, n in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("off", ["setting", "earlier"])
