@@ -253,6 +253,23 @@ def test_a_replica_of_a_third_of_the_speed_takes_part_in_every_round(
     assert partial == "off" or all(0 < made < 60 for made in steps)
 
 
+def test_a_short_round_whose_steps_the_round_before_discards_continues() -> None:
+    """It ends while the exchange of the round before overlaps, which is late and keeps nothing."""
+    harness = make_harness(
+        replicas=2,
+        sync_every=60,
+        total_rounds=4,
+        min_quorum=1,
+        grace_s=2.0,
+        overlap_steps=20,
+        mixing_alpha=1.0,
+        late_keep=0.0,
+        step_s={0: 1.0, 1: 3.0},
+    )
+    run(harness)
+    assert [(life.reason, life.error) for life in harness.lives] == [("completed", None)] * 2
+
+
 def test_a_replica_that_reaches_the_window_makes_all_steps_of_a_long_round() -> None:
     harness = make_harness(
         sync_every=50, min_quorum=1, grace_s=60.0, step_s={0: 1.2, 1: 1.2, 2: 1.8}
