@@ -111,7 +111,11 @@ class RoundLoop:
         )
         self._dynamic_steps = DynamicLocalUpdates()
         self._partial_rounds = PartialRounds(
-            self.progress, self._round_observer, lease=context.lease, clock=context.clock
+            self.progress,
+            self._round_observer,
+            lease=context.lease,
+            observer=self.observer,
+            clock=context.clock,
         )
         self._round_steps = settings.round_steps
         self._closed = False

@@ -51,7 +51,18 @@ class PartialHarness:
         observer: Any = SimpleNamespace(contributors=self._contributors)
         clock: Any = SimpleNamespace(monotonic=lambda: self.now_s)
         self.lease: Any = SimpleNamespace(is_awaited=True)
-        self.partial = PartialRounds(progress, observer, lease=self.lease, clock=clock)
+        self.running = processes(0, 2)
+        """The processes whose lease changes."""
+        leases: Any = SimpleNamespace(
+            look=lambda *, only: None,
+            has_changed=lambda replica: True,
+            newest_process=lambda replica: next(
+                (one for one in self.running if one.replica == replica), None
+            ),
+        )
+        self.partial = PartialRounds(
+            progress, observer, lease=self.lease, observer=leases, clock=clock
+        )
 
     def _contributors(self, round: int) -> frozenset[Identity]:
         self.looks.append(self.now_s)
@@ -168,9 +179,18 @@ def test_the_first_seconds_of_the_first_round_do_not_wait_for_a_waiting_replica(
 def test_a_group_that_starts_again_makes_whole_rounds() -> None:
     harness = PartialHarness(grace_s=1000.0, round_timeout_s=2000.0)
     harness.partial.join(1, processes(0, 2))
-    harness.there = processes(0, 2, incarnation="00002-bbbbbbbb")
+    harness.there = harness.running = processes(0, 2, incarnation="00002-bbbbbbbb")
     assert harness.steps(STEPS) is None
     assert harness.looks
+
+
+def test_contributions_of_processes_that_ended_do_not_end_the_first_round() -> None:
+    harness = PartialHarness()
+    harness.partial.join(1, processes(0, 2))
+    harness.there, harness.running = processes(0, 2), frozenset()
+    assert harness.steps(50) is None and harness.looks
+    harness.running = processes(2)
+    assert harness.steps(STEPS) == 51
 
 
 def test_later_rounds_wait_for_the_window() -> None:
@@ -291,6 +311,34 @@ def restart(harness: Harness, replica: int, *, after_s: float, away_s: float) ->
 
     harness._look_after = lambda: None  # type: ignore[method-assign]
     harness.scheduler.spawn("restart", work, Process("restart"))
+
+
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_a_group_that_is_killed_after_the_first_contribution_makes_whole_rounds(
+    quorum: int,
+) -> None:
+    """Its first contribution is there when all start again, and the request for heartbeats."""
+    harness = make_harness(
+        sync_every=100,
+        min_quorum=quorum,
+        total_rounds=3,
+        grace_s=40.0,
+        step_s={0: 0.8, 1: 1.0, 2: 1.0},
+    )
+
+    def kill_all() -> None:
+        while not harness.bucket.objects.keys() & {keys.awaited(2)}:
+            harness.scheduler.sleep(1.0)
+        for life in list(harness.lives):
+            harness.scheduler.kill(life.process)
+        for replica in range(3):
+            harness.launch(replica)
+
+    harness._look_after = lambda: None  # type: ignore[method-assign]
+    harness.scheduler.spawn("kill all", kill_all, Process("kill all"))
+    run(harness)
+    made = [c["steps"] for round in (1, 2, 3) for c in harness.plan(round)["contributions"]]
+    assert made == [100] * 9 and len(harness.lives) == 6
 
 
 @pytest.mark.parametrize(("partial", "absent"), [("off", {2, 3, 4, 5}), ("on", set())])
