@@ -117,7 +117,11 @@ class RoundLoop:
         )
         self._dynamic_steps = DynamicLocalUpdates()
         self._partial_rounds = PartialRounds(
-            self.progress, self._round_observer, lease=context.lease, clock=context.clock
+            self.progress,
+            self._round_observer,
+            lease=context.lease,
+            observer=self.observer,
+            clock=context.clock,
         )
         self._round_steps = settings.round_steps
         self._closed = False
@@ -214,13 +218,17 @@ class RoundLoop:
         self.set_state("computing")
 
     def step_made(self) -> StopReason | None:
-        """After an inner step, close the rounds that are due, and this round if it is complete."""
+        """After an inner step, close the rounds that are due, and this round if it is complete. If
+        an earlier round has just discarded the steps of a complete one, the next step completes it:
+        there is nothing to contribute without steps."""
         if self._partial_rounds.must_end(self.round, steps=self._round_steps):
             self._round_steps = self.counter.steps_in_round
         while self.inflight.due(self.counter.now.steps) or self._must_close():
             if reason := self.close_round():
                 return reason
-        if self.counter.steps_in_round < self._round_steps:
+        fragment = self._round_observer.fragment(self.round)
+        is_complete = self.counter.steps_in_round >= self._round_steps
+        if not is_complete or not self.counter.steps_since_base(fragment):
             return None
         return self._end_round()
 

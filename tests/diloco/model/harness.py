@@ -293,6 +293,8 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.training.final_export.sweep": harness.sweep,
         "diloco.training.group.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.group.wait": virtual_time.wait,
+        "diloco.training.partial_round.call_in_daemon": virtual_time.call_in_daemon,
+        "diloco.training.partial_round.wait": virtual_time.wait,
         "diloco.training.group.SystemClock": lambda: harness.scheduler,
         "diloco.training.group.secrets": secrets,
         "diloco.syncer.SystemClock": lambda: harness.scheduler,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -13,7 +17,7 @@ from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreUnavailable
 from diloco.training.partial_round import PartialRounds
-from tests.diloco.model.harness import Harness
+from tests.diloco.model.harness import Harness, virtual
 from tests.diloco.model.test_scenarios import make_harness, run
 from tests.diloco.model.virtual_time import Process
 
@@ -34,6 +38,9 @@ class PartialHarness:
         self.looks: list[float] = []
         self.there: frozenset[Identity] = frozenset()
         self.error: Exception | None = None
+        self.answers = True
+        """Whether a listing ends at once; otherwise :meth:`answer` ends it."""
+        self.hanging: list[tuple[Callable[[], Any], Future[Any]]] = []
         self.counter = SimpleNamespace(steps_in_round=0, compute_in_round_s=0.0)
         self.earlier: object = None
         progress: Any = SimpleNamespace(
@@ -44,7 +51,18 @@ class PartialHarness:
         observer: Any = SimpleNamespace(contributors=self._contributors)
         clock: Any = SimpleNamespace(monotonic=lambda: self.now_s)
         self.lease: Any = SimpleNamespace(is_awaited=True)
-        self.partial = PartialRounds(progress, observer, lease=self.lease, clock=clock)
+        self.running = processes(0, 2)
+        """The processes whose lease changes."""
+        leases: Any = SimpleNamespace(
+            look=lambda *, only: None,
+            has_changed=lambda replica: True,
+            newest_process=lambda replica: next(
+                (one for one in self.running if one.replica == replica), None
+            ),
+        )
+        self.partial = PartialRounds(
+            progress, observer, lease=self.lease, observer=leases, clock=clock
+        )
 
     def _contributors(self, round: int) -> frozenset[Identity]:
         self.looks.append(self.now_s)
@@ -54,13 +72,32 @@ class PartialHarness:
 
     def steps(self, until: int) -> int | None:
         """Make steps up to ``until``; return the step at which the round must end."""
-        while self.counter.steps_in_round < until:
-            self.now_s += 1
-            self.counter.steps_in_round += 1
-            self.counter.compute_in_round_s += 1.0
-            if self.partial.must_end(1, steps=STEPS):
-                return int(self.counter.steps_in_round)
+        with mock.patch.multiple(
+            "diloco.training.partial_round", call_in_daemon=self._call, wait=lambda *a, **kw: None
+        ):
+            while self.counter.steps_in_round < until:
+                self.now_s += 1
+                self.counter.steps_in_round += 1
+                self.counter.compute_in_round_s += 1.0
+                if self.partial.must_end(1, steps=STEPS):
+                    return int(self.counter.steps_in_round)
         return None
+
+    def _call(self, listing: Callable[[], Any], *, name: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.hanging.append((listing, future))
+        if self.answers:
+            self.answer()
+        return future
+
+    def answer(self) -> None:
+        """End the listings that have begun."""
+        for listing, future in self.hanging:
+            try:
+                future.set_result(listing())
+            except StoreUnavailable as error:
+                future.set_exception(error)
+        self.hanging.clear()
 
 
 def test_the_round_ends_once_the_quorum_is_seen_and_the_window_is_too_short() -> None:
@@ -142,9 +179,18 @@ def test_the_first_seconds_of_the_first_round_do_not_wait_for_a_waiting_replica(
 def test_a_group_that_starts_again_makes_whole_rounds() -> None:
     harness = PartialHarness(grace_s=1000.0, round_timeout_s=2000.0)
     harness.partial.join(1, processes(0, 2))
-    harness.there = processes(0, 2, incarnation="00002-bbbbbbbb")
+    harness.there = harness.running = processes(0, 2, incarnation="00002-bbbbbbbb")
     assert harness.steps(STEPS) is None
     assert harness.looks
+
+
+def test_contributions_of_processes_that_ended_do_not_end_the_first_round() -> None:
+    harness = PartialHarness()
+    harness.partial.join(1, processes(0, 2))
+    harness.there, harness.running = processes(0, 2), frozenset()
+    assert harness.steps(50) is None and harness.looks
+    harness.running = processes(2)
+    assert harness.steps(STEPS) == 51
 
 
 def test_later_rounds_wait_for_the_window() -> None:
@@ -159,6 +205,41 @@ def test_an_unavailable_store_does_not_end_the_round() -> None:
     harness = PartialHarness()
     harness.error = StoreUnavailable("down")
     assert harness.steps(STEPS) is None and harness.looks
+
+
+def test_a_listing_that_does_not_answer_delays_no_step_and_counts_later() -> None:
+    harness = PartialHarness()
+    harness.answers = False
+    harness.there = processes(0, 2)
+    assert harness.steps(50) is None and len(harness.hanging) == 1, "one listing at a time"
+    harness.answer()
+    assert harness.steps(STEPS) == 51
+
+
+@pytest.mark.parametrize("overlap", [{}, {"overlap_steps": 200, "mixing_alpha": 1.0}])
+def test_replicas_compute_while_the_store_does_not_answer(overlap: dict[str, Any]) -> None:
+    """Each one assumes then that others wait for it."""
+    harness = make_harness(
+        sync_every=600,
+        min_quorum=2,
+        total_rounds=2,
+        step_s=dict.fromkeys(range(3), 1.0),
+        **overlap,
+    )
+    harness.scenario = replace(harness.scenario, denied_s=(650.0, 1100.0))
+    made: list[list[int]] = []
+
+    def count() -> None:
+        for at_s in (650.0, 1100.0):
+            harness.scheduler.sleep(1000 + at_s - harness.scheduler.now_s)
+            made.append([len(life.steps) for life in harness.lives])
+
+    harness.scheduler.spawn("count", count, Process("count"))
+    with virtual(harness):
+        harness.run()
+    before, after = made
+    assert len(before) == len(after) == 3
+    assert all(450 >= n - m > 430 for m, n in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("off", ["setting", "earlier"])
@@ -192,6 +273,23 @@ def test_a_replica_of_a_third_of_the_speed_takes_part_in_every_round(
     assert partial == "off" or all(0 < made < 60 for made in steps)
 
 
+def test_a_short_round_whose_steps_the_round_before_discards_continues() -> None:
+    """It ends while the exchange of the round before overlaps, which is late and keeps nothing."""
+    harness = make_harness(
+        replicas=2,
+        sync_every=60,
+        total_rounds=4,
+        min_quorum=1,
+        grace_s=2.0,
+        overlap_steps=20,
+        mixing_alpha=1.0,
+        late_keep=0.0,
+        step_s={0: 1.0, 1: 3.0},
+    )
+    run(harness)
+    assert [(life.reason, life.error) for life in harness.lives] == [("completed", None)] * 2
+
+
 def test_a_replica_that_reaches_the_window_makes_all_steps_of_a_long_round() -> None:
     harness = make_harness(
         sync_every=50, min_quorum=1, grace_s=60.0, step_s={0: 1.2, 1: 1.2, 2: 1.8}
@@ -213,6 +311,34 @@ def restart(harness: Harness, replica: int, *, after_s: float, away_s: float) ->
 
     harness._look_after = lambda: None  # type: ignore[method-assign]
     harness.scheduler.spawn("restart", work, Process("restart"))
+
+
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_a_group_that_is_killed_after_the_first_contribution_makes_whole_rounds(
+    quorum: int,
+) -> None:
+    """Its first contribution is there when all start again, and the request for heartbeats."""
+    harness = make_harness(
+        sync_every=100,
+        min_quorum=quorum,
+        total_rounds=3,
+        grace_s=40.0,
+        step_s={0: 0.8, 1: 1.0, 2: 1.0},
+    )
+
+    def kill_all() -> None:
+        while not harness.bucket.objects.keys() & {keys.awaited(2)}:
+            harness.scheduler.sleep(1.0)
+        for life in list(harness.lives):
+            harness.scheduler.kill(life.process)
+        for replica in range(3):
+            harness.launch(replica)
+
+    harness._look_after = lambda: None  # type: ignore[method-assign]
+    harness.scheduler.spawn("kill all", kill_all, Process("kill all"))
+    run(harness)
+    made = [c["steps"] for round in (1, 2, 3) for c in harness.plan(round)["contributions"]]
+    assert made == [100] * 9 and len(harness.lives) == 6
 
 
 @pytest.mark.parametrize(("partial", "absent"), [("off", {2, 3, 4, 5}), ("on", set())])
