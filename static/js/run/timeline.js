@@ -8,6 +8,7 @@ import {
   clamp,
   cssColor,
   h,
+  isShown,
   marked,
   oncePerFrame,
   onTheme,
@@ -348,7 +349,7 @@ export function timeline(context, card) {
   recolour();
 
   return (changed) => {
-    if (!store.run || !card.offsetParent) return;
+    if (!store.run || !isShown(card)) return;
     if (!data || changed.has("tab")) ask();
     else if (changed.has("rounds") && view.to === null)
       soon(Math.max(0, asked + LIVE_MS - performance.now()));
