@@ -128,6 +128,7 @@ function runsPage() {
     all.checked = here > 0 && here === rows.size;
     all.indeterminate = here > 0 && here < rows.size;
     bulk.hidden = picked.size === 0;
+    bulk.dataset.ready = "";
     const elsewhere = picked.size - here;
     const note = elsewhere ? `, ${elsewhere} not on this page` : "";
     setText($("[data-bulk-count]", bulk), `${picked.size} selected${note}`);

@@ -5,6 +5,7 @@
 
 import * as format from "../lib/format.js";
 import {
+  $,
   clamp,
   cssColor,
   h,
@@ -46,7 +47,9 @@ export function timeline(context, card) {
   const { store, page } = context;
   const at = marked(card, "chart", "announce", "badge", "legend", "table", "chart-table", ...ZOOMS);
   const canvas = h("canvas");
-  at.chart.append(canvas);
+  const room = $("svg", at.chart); // of the final size
+  canvas.style.height = `${room.getAttribute("height")}px`;
+  room.replaceWith(canvas);
   const number = (name) => Number(url.get(name)) || null;
   const addressed = () => ({ from: number("from_s"), to: number("to_s") });
   let view = addressed(); // null: the whole range
