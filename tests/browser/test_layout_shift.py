@@ -55,7 +55,7 @@ def test_nothing_moves_while_the_page_loads(
 
 
 def moved(page: Page, path: str, *loaded: str) -> list[str]:
-    """What moved while ``path`` was loaded for the second time, until it shows ``loaded``."""
+    """List what moved while ``path`` was loaded for the second time, until it shows ``loaded``."""
     page.goto(path)
     page.goto(path)
     for selector in loaded:
@@ -80,7 +80,7 @@ TABS = {
     "settings": LIVE,
     "activity": LIVE,
 }
-"""What each tab shows once it is loaded."""
+"""Selector of an element that each tab shows once it is loaded."""
 
 
 def test_nothing_moves_in_a_tab_that_the_address_opens(window: Window, site: Site) -> None:
