@@ -152,7 +152,7 @@ def test_the_menu_depends_on_permissions(kind: str, run: Run) -> None:
         assert (f"/{what}" in text) == (kind in ("owner", "admin")), what
 
 
-def test_the_menu_says_what_clone_and_fork_do(client: Client, run: Run) -> None:
+def test_the_menu_explains_clone_and_fork(client: Client, run: Run) -> None:
     Checkpoint.objects.all().delete()
     clone = "<b>Clone</b><small>New run from scratch; change any setting</small>"
     fork = "<b>Fork</b><small>New run from these weights; change settings</small>"
