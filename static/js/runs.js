@@ -132,7 +132,8 @@ function runsPage() {
     if (whole) {
       whole.hidden = !all.checked;
       if (whole.hidden) every.checked = false;
-      setText($("[data-bulk-total]", whole), $("[data-total=runs]", overview)?.textContent || "runs");
+      const total = $("[data-total=runs]", overview)?.textContent;
+      setText($("[data-bulk-total]", whole), total || "runs");
     }
     const isEvery = Boolean(every?.checked);
     bulk.hidden = picked.size === 0;
