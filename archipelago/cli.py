@@ -318,6 +318,16 @@ def _add_write_commands(commands: Subparsers) -> None:
     stop.add_argument("--replica", type=_counted(0, 99_999), help="only this replica")
     stop.add_argument("--force", action="store_true", help="end jobs immediately")
     stop.add_argument("--reason", default="", help="reason shown in the run's events")
+    several = commands.add(
+        "stop-matching", write_commands.stop_matching, "stop all active runs that match a query"
+    )
+    several.add_argument("query", metavar="QUERY", help="e.g. 'tag:paper rate>10'")
+    several.add_argument(
+        "--count",
+        type=_counted(1, 500),
+        help="number of runs; read from standard input if left out",
+    )
+    several.add_argument("--reason", default="", help="reason shown in the runs' events")
     commands.add_of_run("pause", write_commands.pause, "save a checkpoint and release the machines")
     commands.add_of_run("resume", write_commands.resume, "resume a paused or failed run")
     commands.add_of_run("save", write_commands.save, "request a checkpoint of the next round")

@@ -6,15 +6,20 @@ import argparse
 import getpass
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from archipelago import login as logins
 from archipelago import terminal
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE, read_run
-from archipelago.errors import Invalid
+from archipelago.errors import Conflict, Invalid, NotFound, Refused
 from archipelago.read_commands import watch_run
-from archipelago.rows import DeletionPlan, Done, RunHeader
+from archipelago.rows import ENDED, DeletionPlan, Done, RunHeader
+
+MOST_MATCHING = 500
+"""Runs that one command stops, as in the list of the dashboard."""
 
 
 def login(options: argparse.Namespace) -> int:
@@ -94,6 +99,38 @@ def stop(client: Client, options: argparse.Namespace) -> int:
         what = f"replica {options.replica}"
     print(terminal.safe(f"{what}: {done.state}" + ("" if done.changed else " already")))
     return 0
+
+
+def stop_matching(client: Client, options: argparse.Namespace) -> int:
+    """Stop the active runs that match a query, each as :func:`stop` does. Their number is required
+    as a confirmation; without ``--count`` it is read from standard input.
+
+    Returns 1 if a run was refused, after the others.
+    """
+    found = client.every_run(query=options.query)
+    runs = list(islice((run for run in found if run.state not in ENDED), MOST_MATCHING + 1))
+    if len(runs) > MOST_MATCHING:
+        raise ValueError(f"expected at most {MOST_MATCHING} runs, found more. Narrow the query")
+    if not runs:
+        print("No active run matches.")
+        return 0
+    count = options.count
+    if count is None:
+        for run in runs:
+            print(terminal.safe(f"{run.name} ({run.owner}, {run.state})"), file=sys.stderr)
+        print(f"Enter the number of runs to stop: {len(runs)}", file=sys.stderr)
+        typed = sys.stdin.readline().strip()
+        count = int(typed) if typed.isdecimal() else None
+    if count != len(runs):
+        raise ValueError(f"expected {len(runs)}, the number of active runs that match")
+    refused = 0
+    for run in runs:
+        try:
+            _report(run, partial(client.stop, reason=options.reason))
+        except (Refused, Conflict, NotFound) as error:
+            refused += 1
+            print(terminal.safe(f"{run.name}: {error}"), file=sys.stderr)
+    return int(refused > 0)
 
 
 def pause(client: Client, options: argparse.Namespace) -> int:

@@ -86,6 +86,11 @@ def elapsed(value: float | None) -> str:
     return f"{whole} s" if whole < 60 else duration(whole)
 
 
+def ago(value: float) -> str:
+    """``just now``, ``12 s ago``, ``5 min ago``."""
+    return "just now" if value < 2 else f"{age(value)} ago"
+
+
 def age(value: float | None) -> str:
     """Coarse age: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
     if value is None or not math.isfinite(value):

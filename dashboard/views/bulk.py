@@ -1,8 +1,9 @@
 """Actions on several runs of the list: compare, stop, archive, restore, tag, delete.
 
+The runs are those that were picked, or with ``matching`` all that match the query of the list.
 Each run is checked separately: runs that the user cannot change, or whose state does not allow the
-action, are skipped and reported. Stop asks for confirmation on a page that lists the runs; delete
-also asks for the number of runs.
+action, are skipped and reported. Stop, and any change of all runs that match, asks for confirmation
+on a page that lists the runs, and then acts on these; delete also asks for the number of runs.
 """
 
 from __future__ import annotations
@@ -19,32 +20,57 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
+from dashboard.list_address import ListAddress
 from dashboard.views.access import signed_in
 from runs import permissions
 from runs.actions import lifecycle, replicas_and_pools
 from runs.exceptions import ActionRefused
 from runs.json_values import texts
 from runs.models import Run
-from runs.queries import selectors
+from runs.queries import search, selectors
 
-MOST = 200
+MOST = 500
+"""Runs that one request changes."""
 DONE = {"stop": "stopping", "archive": "archived", "restore": "restored", "tag": "tagged"}
+ASKED = {
+    "stop": (
+        "Stop",
+        "Each run ends at its newest committed round and keeps its weights. Later steps are lost.",
+        "Keep them running",
+    ),
+    "archive": (
+        "Archive",
+        "Archived runs are hidden from the list. Their curves and weights are kept.",
+        "Cancel",
+    ),
+    "restore": ("Unarchive", "The runs are listed again.", "Cancel"),
+    "tag": ("Tag", "The runs keep their other tags.", "Cancel"),
+}
+"""Action -> verb, consequence, and the text of the link back of its confirmation."""
+MOST_ADDRESS = 2000
+MOST_TAG = 200
 NOT_YOURS = "operators can change only their own runs"
 
 
 @require_POST
 def bulk(request: HttpRequest) -> HttpResponse:
     what = request.POST.get("do", "")
-    ids = list(dict.fromkeys(request.POST.getlist("id")))
-    if what == "compare":
+    if what == "compare" and "matching" not in request.POST:
+        ids = dict.fromkeys(request.POST.getlist("id"))
         return redirect(f"{reverse('compare')}?ids={','.join(i for i in ids if _is_id(i))}")
-    if what not in (*DONE, "delete"):
+    if what not in (*DONE, "compare", "delete"):
         known = ", ".join((*DONE, "delete"))
         return HttpResponseBadRequest(f"expected do to be one of compare, {known}")
-    if not permissions.can_submit(request.user):
+    if what != "compare" and not permissions.can_submit(request.user):
         raise PermissionDenied("Viewers can't change runs. Ask an administrator for the role.")
     user = signed_in(request)
-    selected = _selected(request, ids)
+    try:
+        selected = _selected(request)
+    except ValueError as error:
+        messages.error(request, f"Nothing was changed: {error}")
+        return _back(request)
+    if what == "compare":
+        return redirect(f"{reverse('compare')}?ids={','.join(str(run.pk) for run in selected)}")
     if not selected:
         messages.info(request, "No runs selected.")
         return _back(request)
@@ -52,14 +78,22 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if what == "delete":
         return _delete(request, user, selected, own)
     others = len(selected) - len(own)
-    if what == "stop" and "confirmed" not in request.POST:
+    asks = what == "stop" or "matching" in request.POST
+    if asks and "confirmed" not in request.POST:
+        ended = sum(run.ended for run in own) if what == "stop" else 0
+        verb, consequence, cancel = ASKED[what]
         context = {
-            "runs": [run for run in own if not run.ended],
-            "ended": sum(run.ended for run in own),
+            "do": what,
+            "verb": verb,
+            "consequence": consequence,
+            "cancel": cancel,
+            "tag": request.POST.get("tag", "").strip()[:MOST_TAG],
+            "runs": [run for run in own if not (ended and run.ended)],
+            "ended": ended,
             "others": others,
             "back": _query(request),
         }
-        return render(request, "runs/bulk_stop.html", context)
+        return render(request, "runs/bulk_confirm.html", context)
     _act_on_all(request, what, own, others)
     return _back(request)
 
@@ -133,11 +167,27 @@ def _act(request: HttpRequest, what: str, run: Run) -> bool:
     return bool(acts[what]())
 
 
-def _selected(request: HttpRequest, ids: list[str]) -> list[Run]:
-    wanted = [uuid.UUID(i) for i in ids if _is_id(i)][:MOST]
-    if not wanted:
-        return []
-    return list(selectors.runs_for(request.user).filter(pk__in=wanted))
+def _selected(request: HttpRequest) -> list[Run]:
+    """The picked runs, or all that match the query of the list.
+
+    Raises ``ValueError`` if the query is invalid, or if there are too many runs.
+    """
+    visible = selectors.runs_for(request.user)
+    if "matching" in request.POST:
+        back = request.POST.get("back", "")
+        if len(back) > MOST_ADDRESS:  # a part of a query matches other runs
+            raise ValueError(f"expected a query of at most {MOST_ADDRESS} characters")
+        terms = search.parse(ListAddress.of_text(back).query)
+        runs = search.matching(visible, terms, user=request.user)
+    else:
+        wanted = {uuid.UUID(i) for i in request.POST.getlist("id") if _is_id(i)}
+        if not wanted:
+            return []
+        runs = visible.filter(pk__in=wanted)
+    selected = list(runs.order_by("-created_at", "-pk")[: MOST + 1])
+    if len(selected) > MOST:
+        raise ValueError(f"expected at most {MOST} runs, found {runs.count()}. Narrow the query")
+    return selected
 
 
 def _operable(user: User, runs: list[Run]) -> list[Run]:
@@ -154,7 +204,7 @@ def _back(request: HttpRequest) -> HttpResponse:
 
 def _query(request: HttpRequest) -> str:
     """Query string of the list. It is appended to our own path, so it cannot redirect elsewhere."""
-    return request.POST.get("back", "").removeprefix("?")[:2000]
+    return request.POST.get("back", "").removeprefix("?")[:MOST_ADDRESS]
 
 
 def _is_id(text: str) -> bool:

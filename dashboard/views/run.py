@@ -52,6 +52,15 @@ loads."""
 DENSE_RAIL = 24
 """More replicas are dots alone in the rail; ``static/js/run/rail.js`` has the same number."""
 MAX_LOG_LINES = 2000
+START_STEPS = (
+    "Queued",
+    "Launched",
+    "Image",
+    "First heartbeat",
+    "First step",
+    "First exchange",
+)
+"""Steps of a start, which ``static/js/run/checklist.js`` follows."""
 
 
 @require_safe
@@ -76,9 +85,11 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
             ended_at=run.ended_at,
             now=timezone.now(),
             current=not (run.ended or shown["stale"] or shown["silent_since"] is not None),
+            seen_at=None if run.ended else run.last_seen_at,
         ),
         "replicas": replicas,
         "heat": heat_frame([one["number"] for one in replicas]),
+        "start_steps": START_STEPS,
         "dense": len(replicas) > DENSE_RAIL,
         "tab": tab if tab in TABS else TABS[0],
         "tabs": TABS,
@@ -118,13 +129,14 @@ OUTCOMES = {
 
 
 def heat_frame(numbers: list[int]) -> dict[str, Any]:
-    """Legend and heights (px) of the map of rounds; ``static/js/run/heatmap.js`` draws rows of the
-    same height."""
+    """Legend and heights (px) of the map of rounds and of the timeline;
+    ``static/js/run/heatmap.js`` and ``timeline.js`` draw rows of the same heights."""
     rows = max(len(numbers), 1)
     return {
         "legend": OUTCOMES.items(),
         "small_px": 18 + rows * min(max(282 // rows, 1), 19) + 1,
         "large_px": 44 + rows * min(max(516 // rows, 1), 32) + 1,
+        "timeline_px": 22 + rows * min(max(560 // rows, 2), 26) + 4,
         "names_px": 8 + 8 * len(str(max(numbers, default=0))),
     }
 

@@ -81,13 +81,18 @@ SEVERAL = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A condition that holds now. ``subject`` distinguishes the alerts of one kind."""
+    """A condition that holds now.
+
+    ``subject`` distinguishes the alerts of one kind. ``limit`` is the part of the message that an
+    operator can change: an open alert without it gets the new message.
+    """
 
     kind: str
     message: str
     level: str = "warning"
     subject: str = ""
     replica: int | None = None
+    limit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +183,14 @@ def _budget(view: AlertView) -> list[Finding]:
     if view.budget_usd <= 0:
         return []
     share = view.cost_usd / view.budget_usd
-    spent = f"${view.cost_usd:.2f} of ${view.budget_usd:.2f} is spent"
-    findings = []
-    if share >= BUDGET_WARNS:
-        findings.append(Finding(kind="budget", subject="80 %", message=spent))
-    if share >= 1.0:
-        findings.append(Finding(kind="budget", subject="100 %", level="error", message=spent))
-    return findings
+    limit = f" of ${view.budget_usd:.2f} is spent"
+    spent = f"${view.cost_usd:.2f}{limit}"
+    levels = (("80 %", "warning", BUDGET_WARNS), ("100 %", "error", 1.0))
+    return [
+        Finding(kind="budget", subject=subject, level=level, message=spent, limit=limit)
+        for subject, level, least in levels
+        if share >= least
+    ]
 
 
 def _blocked(view: AlertView) -> list[Finding]:

@@ -47,7 +47,8 @@ def evaluate(context: AlertContext) -> None:
     known = {(a.kind, a.subject): a for a in Alert.objects.filter(run=run, closed_at=None)}
     view = alert_view(context, known)
     result = apply_rules(view)
-    if _is_unchanged(result, known) and not _progress(run, view):
+    changed = not _is_unchanged(result, known)
+    if not changed and not _progress(run, view):
         return
     with transaction.atomic():  # a killed process leaves no open alert without notification
         opened = sync(run, result, known, replicas=context.replicas, now=now)
@@ -56,15 +57,23 @@ def evaluate(context: AlertContext) -> None:
                 notify(alert)
         if progress := _progress(run, view):
             update_row(run, Q(state=run.state), **progress)
-    if opened or any(alert.closed_at is not None for alert in known.values()):
+    if changed:
         context.changes.run = True
         transaction.on_commit(live_stream.announce_alerts)
 
 
 def _is_unchanged(result: RuleResult, known: dict[tuple[str, str], Alert]) -> bool:
-    """Whether no alert has to be opened or closed."""
+    """Whether no alert has to be opened, closed or rewritten."""
+    if outdated(result.findings, known):
+        return False
     found = {(f.kind, f.subject) for f in result.findings}
     return found <= known.keys() and all(key in found or result.is_undecided(*key) for key in known)
+
+
+def outdated(findings: Iterable[Finding], known: dict[tuple[str, str], Alert]) -> list[Finding]:
+    """Findings whose open alert names another limit, because an operator has changed it."""
+    pairs = [(finding, known.get((finding.kind, finding.subject))) for finding in findings]
+    return [f for f, alert in pairs if alert is not None and f.limit not in alert.message]
 
 
 def _progress(run: Run, view: AlertView) -> dict[str, Any]:
@@ -94,7 +103,8 @@ def sync(
     replicas: Iterable[Replica] = (),
     now: datetime,
 ) -> list[Alert]:
-    """Open new alerts and close those whose condition no longer holds.
+    """Open new alerts, close those whose condition no longer holds, and rewrite those whose limit
+    was changed.
 
     ``run`` None: alerts whose cause several runs share. ``known`` are the open alerts;
     ``closed_at`` is set on those that are closed. Returns the alerts that were opened.
@@ -109,6 +119,9 @@ def sync(
         alert = _open(run, finding, replica_id, now)
         if alert is not None:
             opened.append(alert)
+    for finding in outdated(result.findings, known):
+        alert = known[finding.kind, finding.subject]
+        update_row(alert, Q(closed_at=None), message=clean_text(finding.message))
     for key, alert in known.items():
         if key in findings or result.is_undecided(*key):
             continue

@@ -20,7 +20,7 @@ import numpy as np
 from django.db.models import Q, QuerySet, Sum
 from numpy.typing import NDArray
 
-from runs.metrics.blocks import LEVELS, Key, Points, concatenate, thin, width
+from runs.metrics.blocks import LEVELS, Key, Points, slices, thin_each, unpack_all, width
 from runs.models import MetricBlock, Replica, Run
 
 Axis = Literal["step", "round", "tokens", "wall"]
@@ -109,11 +109,14 @@ def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
     parts = _parts(table, outlines, spans, levels)
     whole = window.low is None and window.high is None
     totals = {} if whole else _totals(table, outlines, spans, levels)
+    thinned: dict[Name, tuple[Points, int]] = {}
+    for key, span in spans.items():
+        names = [name for name in outlines if key_of(name[1]) == key]
+        inside = [_within(parts[name].points, key, span) for name in names]
+        thinned |= zip(names, thin_each(inside, key, window.max_points, levels[key]), strict=True)
     curves = []
     for name, outline in outlines.items():
-        key = key_of(name[1])
-        inside = _within(parts[name].points, key, spans[key])
-        kept, level = thin(inside, key, window.max_points, levels[key])
+        kept, level = thinned[name]
         total = outline.total if whole else totals.get(name, len(kept))
         curves.append(Curve(series=name[0], owner=name[1], points=kept, total=total, level=level))
     return curves
@@ -191,13 +194,21 @@ class _Table:
             .order_by("series", "replica_id", "index")
             .values_list("series", "replica_id", "data", "count")
         )
-        found: dict[Name, list[tuple[Points, int]]] = {}
+        names, blocks, below = [], [], []
         for series, replica_id, data, count in rows:
-            block = Points.unpack(bytes(data)), count
-            found.setdefault(self.name(series, replica_id), []).append(block)
+            names.append((series, replica_id))
+            blocks.append(bytes(data))
+            below.append(count)
+        points, counts = unpack_all(blocks)
+        sizes: dict[tuple[str, int | None], list[int]] = {}  # in the order of the rows
+        for pair, count, total in zip(names, counts, below, strict=True):
+            size = sizes.setdefault(pair, [0, 0])
+            size[0] += count
+            size[1] += total
+        parts = slices(points, (count for count, _ in sizes.values()))
         return {
-            name: _Part(points=concatenate([p for p, _ in one]), total=sum(n for _, n in one))
-            for name, one in found.items()
+            self.name(*pair): _Part(points=part, total=total)
+            for (pair, (_, total)), part in zip(sizes.items(), parts, strict=True)
         }
 
 

@@ -33,6 +33,8 @@ DOWN = len(GROUPS)
 ROUND_COLUMNS = 4
 """A window whose rounds are narrower than this many columns is sent as a raster. Its cells then
 cover whole rounds: a grid of columns that cuts rounds of nearly its own width has a moiré."""
+MAX_COMMITS = 400
+"""A window with more commits than this is sent without them: a page draws them ten pixels apart."""
 BLANK = 255
 """Value of a cell before the first or after the last round of a replica."""
 LEVELS = 15
@@ -139,7 +141,7 @@ class Timeline:
     Attributes:
         first: start of the data of the run.
         last: end of the data of the run.
-        commits: (round, wall time, state).
+        commits: (round, wall time, state); none if there are more than :data:`MAX_COMMITS`.
         bars: None if there is a raster.
         cells: raster, replica x column; None if there are bars.
         slowest: the replica that most often contributed last, and the number of those rounds.
@@ -206,6 +208,7 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
     else:
         drawn = _summed(run, numbers, commits[picked], edges)
     slowest, counted = drawn.slowest.most()
+    inside = np.flatnonzero((commits >= low) & (commits < high))
     return Timeline(
         low=low,
         high=high,
@@ -213,9 +216,8 @@ def timeline(run: Run, *, low: float | None, high: float | None, columns: int) -
         last=last,
         replicas=drawn.replicas,
         commits=[
-            (row[0], float(at), str(row[1]))
-            for row, at in zip(rows, commits, strict=True)
-            if low <= at < high
+            (rows[i][0], float(commits[i]), str(rows[i][1]))
+            for i in (inside.tolist() if len(inside) <= MAX_COMMITS else ())
         ],
         bars=drawn.bars,
         cells=None if drawn.cells is None else _stretched(drawn.cells, edges, even),

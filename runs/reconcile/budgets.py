@@ -36,12 +36,13 @@ def evaluate_budgets(now: datetime) -> None:
     for budget in budgets:
         _store(budget, spending, today, now)
     findings = tuple(finding for budget in budgets for finding in _findings(budget, today))
+    rewritten = store.outdated(findings, known)
     with transaction.atomic():  # a killed process leaves no open alert without notification
         opened = store.sync(None, RuleResult(findings=findings), known, now=now)
         for alert in opened:
             if alert.notified_at == alert.opened_at:
                 store.notify(alert)
-    if opened or _closed(known.values()):
+    if opened or rewritten or _closed(known.values()):
         live_stream.announce_alerts()
 
 
@@ -66,7 +67,8 @@ def _store(budget: Budget, spending: dict[date, Spending], today: date, now: dat
 def _findings(budget: Budget, today: date) -> list[Finding]:
     """The alerts of a budget that hold now."""
     spent, amount = spent_now(budget, today), budget.amount_usd
-    text = f"{budget.scope} {budget.name}: ${spent:,.2f} of ${amount:,.2f} a {budget.period}"
+    limit = f" of ${amount:,.2f} a {budget.period}"
+    text = f"{budget.scope} {budget.name}: ${spent:,.2f}{limit}"
     if is_exceeded(budget, today):
         until = next_day(budget.period, today)
         return [
@@ -75,9 +77,11 @@ def _findings(budget: Budget, today: date) -> list[Finding]:
                 subject=f"{budget.pk} exceeded",
                 level="error",
                 message=f"{text}; nothing is launched before {until} (UTC)",
+                limit=limit,
             )
         ]
     if spent >= budget.warn_at * amount:
         message = f"{text}, {spent / amount:.0%}"
-        return [Finding(kind=KIND, subject=f"{budget.pk} warning", message=message)]
+        subject = f"{budget.pk} warning"
+        return [Finding(kind=KIND, subject=subject, message=message, limit=limit)]
     return []

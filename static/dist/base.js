@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-STQUIGEV.js";import"./chunk-OEORFEJ6.js";import"./chunk-35YSE42M.js";
+import"./chunk-IQXKDVCX.js";import"./chunk-PG7ALPMX.js";import"./chunk-JJIT4FE7.js";

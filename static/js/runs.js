@@ -19,6 +19,7 @@ function runsPage() {
   const list = $("[data-runs]");
   const pill = $("[data-new]");
   const bulk = $("[data-bulk]");
+  const every = bulk && $("[name=matching]", bulk);
   const rows = new Map($$("[data-run]").map((row) => [row.dataset.run, row]));
   // Time of the newest data of each training run.
   const silence = new Map();
@@ -127,12 +128,24 @@ function runsPage() {
     const all = $("[data-pick-all]");
     all.checked = here > 0 && here === rows.size;
     all.indeterminate = here > 0 && here < rows.size;
+    const whole = $("[data-bulk-all]", bulk); // offered while other pages have runs that match
+    if (whole) {
+      whole.hidden = !all.checked;
+      if (whole.hidden) every.checked = false;
+      const total = $("[data-total=runs]", overview)?.textContent;
+      setText($("[data-bulk-total]", whole), total || "runs");
+    }
+    const isEvery = Boolean(every?.checked);
     bulk.hidden = picked.size === 0;
+    bulk.dataset.ready = "";
     const elsewhere = picked.size - here;
     const note = elsewhere ? `, ${elsewhere} not on this page` : "";
-    setText($("[data-bulk-count]", bulk), `${picked.size} selected${note}`);
+    setText(
+      $("[data-bulk-count]", bulk),
+      isEvery ? "All that match selected" : `${picked.size} selected${note}`,
+    );
     const compare = $('[value="compare"]', bulk);
-    compare.disabled = picked.size > COMPARED;
+    compare.disabled = isEvery || picked.size > COMPARED;
     compare.title = compare.disabled ? `At most ${COMPARED} runs` : "";
     url.set({ sel: [...picked].join(",") });
     for (const form of $$("form[method=get]")) {
@@ -153,7 +166,7 @@ function runsPage() {
       if (event.target.matches("[data-pick-all]"))
         for (const id of rows.keys()) pick(id, event.target.checked);
       else if (event.target.matches("[data-pick]")) pick(event.target.value, event.target.checked);
-      else return;
+      else if (event.target !== every) return;
       select();
     });
     // Shift and a click select the rows up to the one that was clicked before.
@@ -173,7 +186,7 @@ function runsPage() {
     // Runs are compared in the order of selection, across pages.
     bulk.addEventListener("formdata", (event) => {
       event.formData.delete("id");
-      for (const id of picked) event.formData.append("id", id);
+      for (const id of every?.checked ? [] : picked) event.formData.append("id", id);
       const back = new URLSearchParams(location.search);
       back.delete("sel");
       event.formData.set("back", back.toString());

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archipelago import terminal
+from archipelago import terminal, write_commands
 from archipelago.cli import main, parser
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE
@@ -248,6 +249,24 @@ def test_scale_restart_and_stop(call: Call, run: Any) -> None:
     assert "cannot become restarting" in result.err
     assert call("scale", "last", "3").code == 6
     assert call("stop", "last", "--replica", "77").code == 5
+
+
+def test_stop_of_all_runs_that_match(call: Call, run: Any, monkeypatch: Any) -> None:
+    owner, other = run.owner, seed.user("oscar", "operator")
+    seed.run(owner, name="Second", committed=1)
+    seed.run(owner, name="Over", state="failed", committed=1)
+    seed.run(other, name="Foreign", committed=1)
+    assert call("stop-matching", "name:nothing").out == "No active run matches.\n"
+    result = call("stop-matching", "is:active", "--count", "2")
+    assert (result.code, "expected 3, the number of active runs" in result.err) == (2, True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("3\n"))
+    result = call("stop-matching", "is:active", "--reason", "enough")
+    assert result.out == "Second: stopping\nFirst run: stopping\n"
+    assert "Enter the number of runs to stop: 3" in result.err
+    assert "Foreign: " in result.err
+    assert result.code == 1
+    monkeypatch.setattr(write_commands, "MOST_MATCHING", 1)
+    assert "expected at most 1 runs" in call("stop-matching", "is:active").err
 
 
 def test_pause_save_resume_and_stop_by_force(call: Call, run: Any) -> None:

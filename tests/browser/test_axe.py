@@ -406,7 +406,7 @@ PAGE_TEMPLATES = {
     "runs/replica.html",
     "runs/pool_add.html",
     "runs/delete.html",
-    "runs/bulk_stop.html",
+    "runs/bulk_confirm.html",
     "runs/bulk_delete.html",
     "planner/planner.html",
     "fleet/fleet.html",

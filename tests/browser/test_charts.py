@@ -262,3 +262,20 @@ def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> 
     expect(detail).to_contain_text("expected crc32 5d01c2aa in block 3")
     detail.get_by_role("button", name="Previous round").click()
     expect(detail.get_by_role("heading", name="Round 4")).to_be_visible()
+
+
+REQUESTS = """performance.getEntriesByType("resource")
+    .filter(({ name }) => /(series|heatmap)\\.json/.test(name))
+    .map(({ name, startTime, responseEnd }) => [name, startTime, responseEnd])"""
+
+
+def test_the_first_chart_is_requested_before_the_others(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{site.seed('committed=6')}/")
+    expect(page.locator('[data-plot="goodput"] [data-badge]')).to_contain_text("point")
+    expect(page.locator('[data-heatmap="small"] .heat-announce')).to_contain_text("6 of")
+    requests = sorted(page.evaluate(REQUESTS), key=lambda request: request[1])
+    (first, began, ended), *others = requests
+    assert "of=loss" in first
+    assert len(others) > 3
+    answered = min(ended, began + 1000) - 1  # a millisecond for the rounding of timers
+    assert [name for name, at, _ in others if at < answered] == []

@@ -47,6 +47,9 @@ def test_blocked_pool_has_a_banner_on_other_tabs(window: Window, run: str) -> No
     page = window.open(f"/runs/{run}/")
     banner = page.locator("[data-trouble] .banner").first
     expect(banner).to_contain_text("Modal H100 is blocked")
+    accounts = banner.get_by_role("link", name="Backends")
+    expect(accounts).to_have_attribute("href", "/settings/backends")
+    expect(accounts).to_be_visible()
     banner.get_by_role("link", name="Details").click()
     expect(page.locator("table.pools")).to_be_visible()
 

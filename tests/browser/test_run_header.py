@@ -34,47 +34,6 @@ def test_first_chart_is_near_the_top(window: Window, site: Site) -> None:
     expect(page.locator(".run-bar").get_by_role("link", name="Runs")).to_have_count(1)
 
 
-MOVED = """
-window.moved = [];
-let changed = 0; // when text got its final font, which has another width
-document.addEventListener("DOMContentLoaded", async () => {
-    await document.fonts.load("14px Inter");
-    requestAnimationFrame(() => requestAnimationFrame(() => (changed = performance.now())));
-});
-new PerformanceObserver((list) => {
-    for (const { value, startTime, sources } of list.getEntries())
-        for (const { node, previousRect, currentRect } of sources)
-            moved.push({
-                isLater: () => startTime > changed,
-                value: value / sources.length,
-                text:
-                    `${(node?.closest ? node : node?.parentElement)?.className}: ${value}, ` +
-                    `${JSON.stringify(previousRect)} -> ${JSON.stringify(currentRect)}`,
-            });
-}).observe({ type: "layout-shift", buffered: true });
-"""
-
-
-@pytest.mark.parametrize(("replicas", "width"), [(4, 1440), (40, 1440), (4, 390)])
-def test_nothing_moves_while_the_page_loads(
-    window: Window, site: Site, replicas: int, width: int
-) -> None:
-    run = site.seed(f"name='Calm', replicas={replicas}, committed=6")
-    page = window.open(f"/runs/{run}/", width=width)
-    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
-    page.add_init_script(MOVED)
-    page.reload()
-    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
-    expect(page.locator("[data-rail-replicas] a[title]")).to_have_count(replicas)
-    expect(page.locator('[data-heatmap="small"] .heat-announce')).to_contain_text("6 of")
-    expect(page.locator('[data-plot="loss"] [data-chart]')).not_to_have_attribute(
-        "data-empty", "Loading"
-    )
-    # The elapsed time and the indicator of the connection are as wide as their texts.
-    moved = page.evaluate("moved.filter((one) => one.isLater())")
-    assert sum(one["value"] for one in moved) < 0.001, [one["text"] for one in moved]
-
-
 def test_header_of_a_long_name_is_one_line(window: Window, site: Site) -> None:
     long = "'" + "A run with a very long name " * 3 + "', state='degraded'"
     run = site.seed(f"name={long}, reason='live 3 < target 4: ' + 'replica 3 is lost, ' * 9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -141,3 +142,35 @@ def test_names_in_the_filters_are_not_cut(window: Window, runs: list[str]) -> No
     for width in (390, 800, 1440):
         window.fits(page, "runs-filters-long", width, full=False)
         eventually(page, lambda: cut(page, ".facet .value, .facet .cut"), lambda texts: texts == [])
+
+
+def test_all_runs_that_match_are_stopped_after_a_confirmation(
+    window: Window, site: Site, runs: list[str]
+) -> None:
+    before = site.python(
+        "from runs.models import Run\n"
+        "from runs.queries.listing import Order, page\n"
+        "print(page(Run.objects.filter(archived_at=None), Order(), limit=3)[1])"
+    ).strip()
+    page = window.open(f"/?before={quote(before)}")
+    bulk = page.locator("[data-bulk]")
+    offer = bulk.get_by_role("checkbox", name="All 5 runs that match")
+    first = page.locator("[data-pick]").first
+    first.check()
+    expect(bulk).to_contain_text("1 selected")
+    expect(offer).to_be_hidden()
+    page.get_by_label("Select all on this page").check()
+    offer.check()
+    expect(bulk).to_contain_text("All that match selected")
+    expect(bulk.get_by_role("button", name="Compare")).to_be_disabled()
+    first.uncheck()
+    expect(bulk).to_contain_text("1 selected")
+    page.get_by_label("Select all on this page").check()
+    expect(offer).not_to_be_checked()
+    offer.check()
+    window.shoot(page, "list-all-that-match", full=False)
+    bulk.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Stop 4 runs?")
+    expect(page.get_by_text("1 already ended")).to_be_visible()
+    page.get_by_role("button", name="Stop 4 runs").click()
+    expect(page.get_by_text("4 stopping")).to_be_visible()

@@ -152,6 +152,22 @@ def test_roles(board: Board, operator_user: Any) -> None:
     assert not Board.objects.filter(pk=private.pk).exists()
 
 
+def test_deletion_asks_for_a_confirmation(client: Client, board: Board) -> None:
+    page = client.get(f"/boards/{board.pk}").content.decode()
+    menu = page[page.index('<summary class="btn btn-danger">Delete</summary>') :]
+    menu = menu[: menu.index("</details>")]
+    assert f'action="/boards/{board.pk}/delete"' in menu
+    assert "The board is removed for all users. Its runs are kept." in menu
+    assert "Delete the board" in menu
+    Board.objects.update(shared=False)
+    page = client.get(f"/boards/{board.pk}").content.decode()
+    assert "removed for all users" not in page
+    assert client.get(f"/boards/{board.pk}/delete").status_code == 405
+    runs = Run.objects.count()
+    client.post(f"/boards/{board.pk}/delete")
+    assert (Board.objects.count(), Run.objects.count()) == (0, runs)
+
+
 def test_is_mine_means_the_owner_of_the_board(operator_user: Any) -> None:
     make_runs(operator_user, 1)
     made = actions.save(operator_user, name="Mine", query="is:mine", shared=True)

@@ -234,6 +234,16 @@ def test_many_bars_are_a_raster(client: Client, run: Run, monkeypatch: pytest.Mo
     assert set((cells[cells != timeline.BLANK] >> 4).tolist()) <= {1, 2, 3, 4, 5}
 
 
+def test_commits_too_many_for_lines_are_not_sent(
+    client: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ask(client, run, "run-timeline")
+    monkeypatch.setattr(timeline, "MAX_COMMITS", len(whole["commits"]) - 1)
+    assert ask(client, run, "run-timeline")["commits"] == []
+    window = {"from": whole["first"], "to": (whole["first"] + whole["last"]) / 2}
+    assert ask(client, run, "run-timeline", **window)["commits"]
+
+
 def test_the_raster_matches_the_bars() -> None:
     """Time of each kind, cell by cell, compared with a count of milliseconds."""
     phases = np.zeros((5, 3, 2))  # group, replica, round

@@ -152,6 +152,19 @@ def test_the_menu_depends_on_permissions(kind: str, run: Run) -> None:
         assert (f"/{what}" in text) == (kind in ("owner", "admin")), what
 
 
+def test_the_menu_explains_clone_and_fork(client: Client, run: Run) -> None:
+    Checkpoint.objects.all().delete()
+    clone = "<b>Clone</b><small>New run from scratch; change any setting</small>"
+    fork = "<b>Fork</b><small>New run from these weights; change settings</small>"
+    text = page(client, run)
+    assert clone in text
+    assert fork not in text  # there are no weights
+    whole_checkpoint(run, 1)
+    text = page(client, run)
+    assert clone in text
+    assert fork in text
+
+
 # The submit form, prefilled from a run.
 
 

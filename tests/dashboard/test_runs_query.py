@@ -183,6 +183,89 @@ def test_bulk_archive_reports_failures(client: Client, operator_user: Any) -> No
     assert ended.archived_at is None
 
 
+def test_all_runs_that_match_are_changed_after_a_confirmation(
+    client: Client, operator_user: Any
+) -> None:
+    make_runs(operator_user, 3)
+    make_runs(operator_user, 2, state="failed")
+    (foreign,) = make_runs(seed.user("oscar", "operator"), 1, state="failed")
+    sent = {"matching": "1", "back": "q=state:failed&sort=loss"}
+    page = client.post("/runs/bulk", sent | {"do": "archive"}).content.decode()
+    assert "Archive 2 runs?" in page
+    assert "1 belongs to other users" in page
+    assert Run.objects.filter(archived_at=None).count() == 6
+    ids = re.findall(r'name="id" value="([^"]+)"', page)
+    assert len(ids) == 2
+    # The runs that were confirmed, whatever matches by now.
+    make_runs(operator_user, 1, state="failed")
+    confirmed = {"do": "archive", "confirmed": "1", "id": ids, "back": sent["back"]}
+    response = client.post("/runs/bulk", confirmed, follow=True)
+    assert response.redirect_chain[0][0] == "/?q=state:failed&sort=loss"
+    assert "2 archived" in messages_of(response)
+    assert {
+        str(pk) for pk in Run.objects.exclude(archived_at=None).values_list("pk", flat=True)
+    } == set(ids)
+    assert Event.objects.filter(run__in=ids, kind="archived").count() == 2
+    foreign.refresh_from_db()
+    assert foreign.archived_at is None
+
+
+@pytest.mark.parametrize(
+    ("do", "shown"),
+    [
+        ("stop", "Stop 3 runs?"),
+        ("archive", "Archive 3 runs?"),
+        ("restore", "Unarchive 3 runs?"),
+        ("tag", "Tag 3 runs with paper?"),
+        ("delete", "None of them can be deleted."),
+    ],
+)
+def test_every_change_of_all_that_match_names_the_number(
+    client: Client, operator_user: Any, do: str, shown: str
+) -> None:
+    make_runs(operator_user, 3)
+    sent = {"matching": "1", "back": "", "do": do, "tag": "paper"}
+    events = Event.objects.count()
+    page = client.post("/runs/bulk", sent).content.decode()
+    assert shown in page
+    assert Event.objects.count() == events
+
+
+@pytest.mark.parametrize(
+    ("back", "found"),
+    [
+        ("q=stat:failed", "Did you mean state:failed?"),
+        ("q=" + "x" * 2000, "expected a query of at most 2000 characters"),
+        ("", "expected at most 2 runs, found 3. Narrow the query"),
+    ],
+)
+def test_too_many_runs_and_invalid_queries_change_nothing(
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch, back: str, found: str
+) -> None:
+    from dashboard.views import bulk
+
+    monkeypatch.setattr(bulk, "MOST", 2)
+    runs = make_runs(operator_user, 3)
+    sent = {"matching": "1", "do": "stop", "confirmed": "1", "back": back}
+    assert found in messages_of(client.post("/runs/bulk", sent, follow=True))
+    if not back:  # picked runs have the same limit
+        ids = {"id": [str(run.pk) for run in runs], "do": "stop", "confirmed": "1"}
+        assert found in messages_of(client.post("/runs/bulk", ids, follow=True))
+    assert not Run.objects.exclude(stop_requested_at=None).exists()
+
+
+def test_all_that_match_is_offered_for_more_than_a_page(
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dashboard.views import runs
+
+    make_runs(operator_user, 3)
+    offer = 'name="matching" value="1"'
+    assert offer not in client.get("/").content.decode()
+    monkeypatch.setattr(runs, "PAGE_SIZE", 2)
+    assert offer in client.get("/").content.decode()
+
+
 def test_bulk_tag_adds_tags(client: Client, operator_user: Any) -> None:
     (run,) = make_runs(operator_user, 1)
     Run.objects.filter(pk=run.pk).update(tags=["a"], notes="kept")

@@ -137,8 +137,18 @@ export function onTheme(listener) {
   new MutationObserver(check).observe(root, { attributeFilter: ["data-theme"] });
 }
 
-/** The value of a token, e.g. `--font`. */
-export const token = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+const tokens = new Map();
+
+/** The value of a token, e.g. `--font`. Read once: it is the same in both themes, and reading it
+ * after a change of the page computes the styles of all elements. */
+export function token(name) {
+  if (!tokens.has(name)) tokens.set(name, getComputedStyle(root).getPropertyValue(name).trim());
+  return tokens.get(name);
+}
+
+/** Whether neither the element nor a tab around it is hidden. Unlike `offsetParent`, it computes no
+ * layout. */
+export const isShown = (element) => element.isConnected && !element.closest("[hidden]");
 
 /** The colour of a token in the theme of the page, as "#rrggbb". */
 export function cssColor(name) {

@@ -39,6 +39,21 @@ async function ask(address, kind) {
 
 export const getJSON = async (address) => (await ask(address, "application/json")).json();
 
+const LONGEST_MS = 1000;
+let first = Promise.resolve();
+
+/** Ask for what is at the top of the page: `getLater` waits for the answer, a second at most. A
+ * process of the server answers one request at a time, and shares its time between those that it
+ * has. */
+export function getFirst(address) {
+  const answer = getJSON(address);
+  const longest = new Promise((resolve) => setTimeout(resolve, LONGEST_MS));
+  first = Promise.race([Promise.allSettled([answer]), longest]);
+  return answer;
+}
+
+export const getLater = (address) => first.then(() => getJSON(address));
+
 /** An HTML fragment rendered and escaped by the server. */
 export const getHTML = async (address) => (await ask(address, "text/html")).text();
 

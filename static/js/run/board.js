@@ -2,8 +2,8 @@
 // the address. The server samples the visible window. Points of the live stream are appended, and
 // the window is fetched again after many of them.
 
-import { $, $$, clamp, h, keyed, marked, press, setText, timed, url } from "../lib/dom.js";
-import { getJSON } from "../lib/live.js";
+import { $, $$, clamp, h, isShown, keyed, marked, press, setText, timed, url } from "../lib/dom.js";
+import { getFirst, getJSON, getLater } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
 import { AXES, Chart } from "./chart.js";
@@ -117,7 +117,7 @@ export function board(context, place) {
   const pointsFor = ({ at: { chart } }) =>
     clamp(Math.round(chart.clientWidth * POINTS.perPixel), POINTS.least, POINTS.most);
 
-  async function ask(chart) {
+  async function ask(chart, get = getJSON) {
     const request = { fresh: 0, at: performance.now(), late: [] };
     asked.set(chart, request);
     const { x, from, to } = self.view;
@@ -128,7 +128,7 @@ export function board(context, place) {
     if (page.dataset.own) query.set("own", page.dataset.own);
     else if (url.get("replicas")) query.set("replica", url.get("replicas"));
     try {
-      const answer = await getJSON(`${page.dataset.series}?${query}`);
+      const answer = await get(`${page.dataset.series}?${query}`);
       if (asked.get(chart) !== request) return; // a newer request replaced it
       const band = answer.band && { ...unpacked(answer.band), newest: new Map(answer.band.newest) };
       chart.data = { ...answer, curves: answer.curves.map(unpacked), band };
@@ -145,7 +145,10 @@ export function board(context, place) {
 
   function load() {
     loaded = true;
-    charts.forEach(ask);
+    const cards = $$("[data-plot]", root);
+    const place = (chart) => cards.indexOf(chart.card);
+    const inOrder = [...charts].sort((a, b) => place(a) - place(b));
+    inOrder.forEach((chart, i) => ask(chart, i ? getLater : getFirst));
   }
 
   function append(chart, columns) {
@@ -183,7 +186,7 @@ export function board(context, place) {
     const request = asked.get(chart);
     if (request.timer) return;
     const delay_ms = Math.max(0, request.at + AGAIN_MS - performance.now());
-    request.timer = setTimeout(() => place.offsetParent && ask(chart), delay_ms);
+    request.timer = setTimeout(() => isShown(place) && ask(chart), delay_ms);
   }
 
   /** Draw the lines of these replicas. More than MOST_LINES replicas are requested by number. */
@@ -312,7 +315,7 @@ export function board(context, place) {
     panels?.read();
     chips();
     controls();
-    if (loaded && place.offsetParent && before !== JSON.stringify(self.view)) load();
+    if (loaded && isShown(place) && before !== JSON.stringify(self.view)) load();
   }
   addEventListener("popstate", reread);
   controls();
@@ -330,7 +333,7 @@ export function board(context, place) {
     }
   });
   return (changed) => {
-    if (!store.run || !place.offsetParent) return;
+    if (!store.run || !isShown(place)) return;
     if (changed.has("tab")) reread();
     if (changed.has("replicas") || changed.has("tab")) chips();
     if (changed.has("rounds")) strip?.draw();

@@ -1,6 +1,6 @@
 // Outcomes by round and replica: from the store, and older ones fetched once in packed form.
 
-import { getJSON } from "../lib/live.js";
+import { getLater } from "../lib/live.js";
 
 /** From normal to worst: a pixel that covers several cells shows the worst. */
 export const OUTCOMES = [
@@ -55,7 +55,7 @@ export class RoundGrid {
   async #ask(below) {
     this.#asked = true;
     try {
-      const answer = await getJSON(`${this.address}?below=${below}`);
+      const answer = await getLater(`${this.address}?below=${below}`);
       const { replicas, names, outcomes } = answer;
       let number = 0;
       let place = 0;

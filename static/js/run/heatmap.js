@@ -15,6 +15,7 @@ import {
   clamp,
   cssColor,
   h,
+  isShown,
   oncePerFrame,
   onTheme,
   setText,
@@ -75,7 +76,7 @@ export function heatmap(context, card) {
   if (split) split.value = url.get("fragment") ?? "";
 
   const draw = oncePerFrame(() => {
-    if (!store.run || !card.offsetParent) return;
+    if (!store.run || !isShown(card)) return;
     const begun = performance.now();
     grid.update();
     const replicas = grid.replicas;

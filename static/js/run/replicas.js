@@ -1,7 +1,17 @@
 // The replica table. Rows are sorted by pool and number and never move.
 
 import * as format from "../lib/format.js";
-import { ACTIONS, firstLine, h, icon, keyed, setState, setText, table } from "../lib/dom.js";
+import {
+  ACTIONS,
+  firstLine,
+  h,
+  icon,
+  isShown,
+  keyed,
+  setState,
+  setText,
+  table,
+} from "../lib/dom.js";
 import { isOld, isStale } from "../lib/banners.js";
 import { replicaSwatch } from "../lib/palette.js";
 import { REPLICA_ENDED, REPLICA_WORKING, RUN_ENDED } from "../lib/states.js";
@@ -150,12 +160,12 @@ export function replicaTable(context, place) {
       });
   }
   setInterval(() => {
-    if (!place.offsetParent) return;
+    if (!isShown(place)) return;
     for (const row of body.children)
       tick(row, store.replicas.get(Number(row.dataset.key)), store.run);
   }, 1000);
   return (changed) => {
-    if (!store.run || !place.offsetParent) return;
+    if (!store.run || !isShown(place)) return;
     if (
       changed.has("replicas") ||
       changed.has("tab") ||

@@ -266,6 +266,7 @@ export function roundsTable(context, place) {
     ),
   );
   const [shown, empty, more] = place.children;
+  shown.hidden = true; // its columns have no width yet
   return (changed) => {
     if (!(changed.has("rounds") || (changed.has("tab") && context.page.dataset.tab === "rounds")))
       return;

@@ -2,7 +2,7 @@
 // included, late, refused or missing. Its x axis is that of the charts above it.
 
 import * as format from "../lib/format.js";
-import { clamp, cssColor, h, onTheme, oncePerFrame, setText, timed } from "../lib/dom.js";
+import { clamp, cssColor, h, isShown, oncePerFrame, onTheme, setText, timed } from "../lib/dom.js";
 import { sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES } from "./grid.js";
 
@@ -40,7 +40,7 @@ export function roundStrip(context, place, { axis, range, origin }) {
     const plot = range();
     const { grid } = context;
     place.hidden = !plot || !grid?.count;
-    if (place.hidden || !place.offsetParent) return;
+    if (!isShown(place)) return;
     const begun = performance.now();
     const pen = sizeCanvas(canvas, place.clientWidth, HEIGHT);
     const count = grid.replicas.length;

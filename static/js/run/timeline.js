@@ -5,9 +5,11 @@
 
 import * as format from "../lib/format.js";
 import {
+  $,
   clamp,
   cssColor,
   h,
+  isShown,
   marked,
   oncePerFrame,
   onTheme,
@@ -45,7 +47,9 @@ export function timeline(context, card) {
   const { store, page } = context;
   const at = marked(card, "chart", "announce", "badge", "legend", "table", "chart-table", ...ZOOMS);
   const canvas = h("canvas");
-  at.chart.append(canvas);
+  const room = $("svg", at.chart); // of the final size
+  canvas.style.height = `${room.getAttribute("height")}px`;
+  room.replaceWith(canvas);
   const number = (name) => Number(url.get(name)) || null;
   const addressed = () => ({ from: number("from_s"), to: number("to_s") });
   let view = addressed(); // null: the whole range
@@ -348,7 +352,7 @@ export function timeline(context, card) {
   recolour();
 
   return (changed) => {
-    if (!store.run || !card.offsetParent) return;
+    if (!store.run || !isShown(card)) return;
     if (!data || changed.has("tab")) ask();
     else if (changed.has("rounds") && view.to === null)
       soon(Math.max(0, asked + LIVE_MS - performance.now()));

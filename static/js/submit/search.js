@@ -63,7 +63,6 @@ export function settingSearch(form) {
     setText(note, "");
   }
 
-  box.hidden = false;
   input.addEventListener("input", search);
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter") {

@@ -184,6 +184,23 @@ def test_repeated_finding_has_one_row(make_run: Any, clock: Any) -> None:
     assert Alert.objects.count() == 1
 
 
+def test_open_alert_is_rewritten_only_for_another_limit(make_run: Any, clock: Any) -> None:
+    run = make_run()
+
+    def spent(usd: int, budget: int) -> Finding:
+        limit = f" of ${budget}"
+        return Finding(kind="budget", message=f"${usd}{limit}", limit=limit)
+
+    for usd, budget, message in (
+        (8, 10, "$8 of $10"),
+        (9, 10, "$8 of $10"),
+        (9, 11, "$9 of $11"),
+    ):
+        sync(run, spent(usd, budget))
+        assert Alert.objects.get().message == message
+    assert (Alert.objects.get().times, Alert.objects.get().opened_at) == (1, clock())
+
+
 def test_flapping_alert_notifies_once(make_run: Any, clock: Any) -> None:
     run = make_run()
     notified = []

@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs.metrics.blocks import BLOCK_STEPS, BadBlock, Points, concatenate, merge, split
+from runs.metrics import blocks
+from runs.metrics.blocks import (
+    BLOCK_STEPS,
+    BadBlock,
+    Points,
+    concatenate,
+    keep,
+    keep_each,
+    merge,
+    split,
+    thin,
+    thin_each,
+    unpack_all,
+)
 
 
 def points(steps: list[int], values: list[float] | None = None) -> Points:
@@ -95,3 +108,28 @@ def test_points_are_split_by_key() -> None:
 def test_empty_points() -> None:
     assert len(concatenate([])) == len(Points.unpack(Points.empty().pack())) == 0
     assert list(split(Points.empty(), "step")) == []
+
+
+@given(st.lists(st.integers(0, 40), max_size=6))
+def test_blocks_are_parsed_together(sizes: list[int]) -> None:
+    parts = [points([*range(100 * i, 100 * i + size)]) for i, size in enumerate(sizes)]
+    joined, counts = unpack_all([part.pack() for part in parts])
+    assert counts == sizes
+    assert joined.pack() == concatenate(parts).pack()
+
+
+VALUES = st.sampled_from([0.0, 1.0, 2.0, math.inf, -math.inf, math.nan])
+
+
+@given(st.lists(st.lists(VALUES, max_size=30), max_size=6), st.integers(0, 4), st.integers(1, 40))
+def test_series_are_downsampled_together_as_alone(
+    series: list[list[float]], level: int, at_once: int
+) -> None:
+    parts = [points([*range(len(values))], values) for values in series]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "AT_ONCE", at_once)
+        together = [part.pack() for part in keep_each(parts, "step", level)]
+        thinned = [(part.pack(), at) for part, at in thin_each(parts, "step", 8, level)]
+    assert together == [keep(part, "step", level).pack() for part in parts]
+    alone = [thin(part, "step", 8, level) for part in parts]
+    assert thinned == [(part.pack(), at) for part, at in alone]

@@ -120,6 +120,23 @@ def test_a_warning_comes_before_the_stop_and_both_end_with_the_period(run: Run) 
     assert not Alert.objects.filter(closed_at=None).exists()
 
 
+def test_an_open_alert_names_the_changed_budget(run: Run) -> None:
+    row = budget(100)
+    job(run, start=day(17), end=day(18), usd=85)
+    evaluate_budgets(NOW)
+    acknowledged = {"acknowledged_at": NOW, "acknowledged_by": run.owner}
+    Alert.objects.update(**acknowledged)
+    Budget.objects.filter(pk=row.pk).update(amount_usd=90)
+    evaluate_budgets(NOW + timedelta(minutes=1))
+    [alert] = Alert.objects.all()
+    assert "$85.00 of $90.00 a week, 94%" in alert.message
+    assert (alert.opened_at, alert.times, alert.acknowledged_at) == (NOW, 1, NOW)
+    job(run, start=day(18), end=day(19), usd=1, number=2)
+    evaluate_budgets(NOW + timedelta(minutes=2))
+    alert.refresh_from_db()
+    assert "$85.00" in alert.message  # spending alone changes nothing
+
+
 def test_a_budget_of_a_tag_applies_to_runs_with_it(run: Run) -> None:
     budget(10, scope="tag", name="paper")
     job(run, start=day(17), end=day(18), usd=85)
