@@ -1,0 +1,122 @@
+"""Accessibility problems that axe-core finds on a page.
+
+Contrast takes two thirds of axe's time. It depends on colors, fonts and the elements behind a text,
+so one text of those that are equal in them is examined: :class:`Contrast`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Page
+
+FAILING_IMPACTS = ("serious", "critical")
+ALL_BUT_CONTRAST = "rules: {'color-contrast': {enabled: false}}"
+ONLY_CONTRAST = "runOnly: ['color-contrast']"
+
+CHOOSE = """
+([selector, known]) => {
+    const own = new Map(), seen = new Set(known), news = [];
+    const hash = (text) => {
+        let high = 0xdeadbeef, low = 0x41c6ce57;
+        for (let i = 0; i < text.length; i++) {
+            const code = text.charCodeAt(i);
+            high = Math.imul(high ^ code, 2654435761);
+            low = Math.imul(low ^ code, 1597334677);
+        }
+        return 4294967296 * (2097151 & high) + (low >>> 0);
+    };
+    const look = (element) => {
+        if (!element) return 0;
+        if (!own.has(element)) {
+            const style = getComputedStyle(element);
+            own.set(element, hash([
+                look(element.parentElement), element.localName, element.getAttribute("class"),
+                style.color, style.fontSize, style.fontWeight, style.opacity, style.position,
+                style.backgroundColor, style.backgroundImage, style.textShadow,
+            ].join("|")));
+        }
+        return own.get(element);
+    };
+    const hasText = (element) => element.matches("input, select, textarea")
+        || [...element.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
+    const root = document.querySelector(selector);
+    window.chosen = [root, ...root.querySelectorAll("*")].filter((element) => {
+        if (!hasText(element) || !element.checkVisibility()) return false;
+        const size = element.getBoundingClientRect();
+        if (size.width < 2 || size.height < 2 || seen.has(look(element))) return false;
+        seen.add(look(element));
+        news.push(look(element));
+        return true;
+    });
+    return news;
+}
+"""
+"""Sets ``chosen`` to one element of each look that is not ``known``, and returns their looks."""
+
+
+class Contrast:
+    """Examines the contrast of texts whose look no earlier page had.
+
+    A look is the element's tag, classes, colors, font, opacity and position, with those of all
+    elements around it.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def violations(self, page: Page, part: str = "html") -> list[dict[str, Any]]:
+        looks = page.evaluate(CHOOSE, [part, list(self._known)])
+        if not looks:
+            return []
+        found = violations(page, ONLY_CONTRAST, "{include: window.chosen}")
+        if not found:  # a retry of a failed test finds the same
+            self._known.update(looks)
+        return found
+
+
+def violations(page: Page, options: str = "", context: str = "'html'") -> list[dict[str, Any]]:
+    """Return what axe finds in ``context``, a JavaScript expression.
+
+    Without ``preload``, which needs inline styles: no page depends on the orientation of a screen.
+    """
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE_SCRIPT)
+    options = f"{{preload: false, resultTypes: ['violations'], {options}}}"
+    result: list[dict[str, Any]] = page.evaluate(
+        f"axe.run({context}, {options}).then(r => r.violations)"
+    )
+    return result
+
+
+def severe(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in found if one["impact"] in FAILING_IMPACTS]
+
+
+def describe(found: list[dict[str, Any]]) -> str:
+    lines = []
+    for violation in found:
+        lines.append(f"{violation['impact']}: {violation['id']}: {violation['help']}")
+        for node in violation["nodes"][:4]:
+            lines += [
+                f"    {node['html'][:160]}",
+                f"        {node.get('failureSummary', '')[:300]}",
+            ]
+    return "\n".join(lines)
+
+
+def problems_in_both_schemes(
+    page: Page, name: str, contrast: Contrast, part: str = "html"
+) -> list[str]:
+    """What axe finds in the first element that matches the selector ``part``: all rules in light,
+    contrast in dark too."""
+    problems = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        found = contrast.violations(page, part)
+        if scheme == "light":
+            found += severe(violations(page, ALL_BUT_CONTRAST, repr(part)))
+        if found:
+            problems.append(f"{name}, {scheme}:\n{describe(found)}")
+    return problems
