@@ -31,6 +31,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.browser.contexts import VIEWPORT, ContextPool, context_pool
 from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
 from tests.stack import REPOSITORY, stack_env
@@ -49,6 +50,8 @@ POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
+PRELOADED = "was preloaded using link preload but not used"
+"""Chromium's warning about the font, which a later page of a context takes from memory."""
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -168,14 +171,18 @@ def worker_heartbeats(redis_url: str) -> Iterator[None]:
 class Window:
     """Opens pages as a user, and collects errors of their consoles."""
 
-    browser: Browser
-    url: str
+    pool: ContextPool
     name: str
     password: str = PASSWORD
     screenshots: bool = False
     errors: list[str] = field(default_factory=list)
     contexts: list[BrowserContext] = field(default_factory=list)
     signed_in: dict[str, Any] = field(default_factory=dict)
+    _disposable: list[BrowserContext] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.pool.url
 
     def open(
         self,
@@ -185,38 +192,48 @@ class Window:
         width: int = 1440,
         height: int = 900,
         scheme: Any = "light",
+        alone: bool = False,
+        scripts: bool = True,
     ) -> Page:
+        """Open ``path`` in a context without stored data, signed in as ``user``. A context that the
+        test changes for good, by a clock or an init script, is used by it ``alone``."""
+        alone = alone or not scripts
         if user is not None and user not in self.signed_in:
-            page = self._page(None, width, height, scheme)
-            page.goto("/login")
-            page.get_by_label("Username").fill(user)
-            page.get_by_label("Password").fill(self.password)
-            page.get_by_role("button", name="Sign in").click()
-            page.wait_for_url(f"{self.url}/")
-            self.signed_in[user] = page.context.storage_state()
-            page.context.close()
-            self.contexts.pop()
-        page = self._page(self.signed_in.get(user or ""), width, height, scheme)
+            self._sign_in(user)
+        state = self.signed_in.get(user or "")
+        page = self._page(self.pool.new(scripts=scripts) if alone else self.pool.take(), state)
+        if alone:
+            self._disposable.append(page.context)
+        if (width, height) != tuple(VIEWPORT.values()):
+            page.set_viewport_size({"width": width, "height": height})
+        if scheme != "light":
+            page.emulate_media(color_scheme=scheme)
         page.goto(path)
         return page
 
-    def _page(self, state: Any, width: int, height: int, scheme: Any) -> Page:
-        context = self.browser.new_context(
-            base_url=self.url,
-            storage_state=state,
-            color_scheme=scheme,
-            viewport={"width": width, "height": height},
-            reduced_motion="reduce",
-        )
-        context.set_default_timeout(PATIENCE_MS)
+    def _sign_in(self, user: str) -> None:
+        page = self._page(self.pool.take(), None)
+        page.goto("/login")
+        page.get_by_label("Username").fill(user)
+        page.get_by_label("Password").fill(self.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{self.url}/")
+        self.signed_in[user] = page.context.storage_state()
+        self.contexts.remove(page.context)
+        self.pool.put_back(page.context)
+
+    def _page(self, context: BrowserContext, state: Any) -> Page:
         self.contexts.append(context)
-        page = context.new_page()
+        context.set_default_timeout(PATIENCE_MS)
+        if state:
+            context.add_cookies(state["cookies"])
+        page = self.pool.open_page(context)
         page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
         page.on("console", self._record)
         return page
 
     def _record(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and PRELOADED not in message.text:
             self.errors.append(message.text)
 
     def shoot(self, page: Page, name: str, *, full: bool = True) -> None:
@@ -250,26 +267,50 @@ class Window:
                 with contextlib.suppress(Exception):
                     self.shoot(page, f"failed-{name}-{number}", full=False)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        """Close all pages. A context that a failed test used is not used again."""
         for context in self.contexts:
-            context.close()
+            if failed or context in self._disposable:
+                context.close()
+            else:
+                self.pool.put_back(context)
+        self.contexts.clear()
+        self._disposable.clear()
+
+
+@contextlib.contextmanager
+def opened_window(
+    browser: Browser, url: str, name: str, *, password: str = PASSWORD
+) -> Iterator[Window]:
+    """A window on another server than that of the fixture `site`."""
+    with context_pool(browser, url) as pool:
+        window = Window(pool=pool, name=name, password=password)
+        yield window
+        window.close()
+    assert window.errors == []
+
+
+@pytest.fixture(scope="session")
+def contexts(browser: Browser, site: Site) -> Iterator[ContextPool]:
+    with context_pool(browser, site.url) as pool:
+        yield pool
 
 
 @pytest.fixture
 def window(
-    browser: Browser, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
+    contexts: ContextPool, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
 ) -> Iterator[Window]:
     window = Window(
-        browser=browser,
-        url=site.url,
+        pool=contexts,
         name=request.node.name,
         screenshots=request.config.getoption("--screenshots"),
         signed_in=sign_ins,
     )
     yield window
-    if request.node.stash.get(FAILED, False):
+    failed = request.node.stash.get(FAILED, False)
+    if failed:
         window.shoot_failed()
-    window.close()
+    window.close(failed=failed)
     assert window.errors == []
 
 

@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import PASSWORD, Site, Window, expect_address, running_site
+from tests.browser.contexts import ContextPool, context_pool
 
 pytestmark = pytest.mark.browser
 
@@ -154,25 +155,22 @@ def empty_site(
 
 
 @pytest.fixture(scope="module")
-def shared(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
-    """A window with one page of an administrator: a new page takes a second of CPU."""
-    yield from one_page(browser, site, sign_ins)
+def shared(contexts: ContextPool, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    """A window with one page of an administrator, which shows one screen after another."""
+    yield from one_page(contexts, sign_ins)
 
 
 @pytest.fixture(scope="module")
 def shared_empty(browser: Browser, empty_site: Site) -> Iterator[Window]:
-    yield from one_page(browser, empty_site, {})
+    with context_pool(browser, empty_site.url) as contexts:
+        yield from one_page(contexts, {})
 
 
-def one_page(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
-    window = Window(browser=browser, url=site.url, name="axe", signed_in=sign_ins)
+def one_page(contexts: ContextPool, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    window = Window(pool=contexts, name="axe", signed_in=sign_ins)
     window.open("/", user="admin")
     yield window
     window.close()
-
-
-PRELOADED = "was preloaded using link preload but not used"
-"""Chromium's warning about the font, which a later page of a context takes from memory."""
 
 
 @contextlib.contextmanager
@@ -191,7 +189,7 @@ def screen(window: Window, request: pytest.FixtureRequest, path: str) -> Iterato
         window.shoot_failed()
         window.errors.clear()
         raise
-    errors, window.errors[:] = [one for one in window.errors if PRELOADED not in one], []
+    errors, window.errors[:] = window.errors[:], []
     assert errors == []
 
 

@@ -134,13 +134,7 @@ def test_back_shows_the_filters_of_the_address(window: Window, filled: None) -> 
 
 
 def test_without_a_script(window: Window, filled: None) -> None:
-    window.open("/fleet", user="vera")  # signs in
-    context = window.browser.new_context(
-        base_url=window.url, storage_state=window.signed_in["vera"], java_script_enabled=False
-    )
-    window.contexts.append(context)
-    page = context.new_page()
-    page.goto("/fleet?owner=fiona")
+    page = window.open("/fleet?owner=fiona", user="vera", scripts=False)
     page.get_by_role("combobox", name="State").select_option("restarting")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("[data-job]")).to_have_count(1)

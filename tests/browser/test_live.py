@@ -49,7 +49,7 @@ def replica(**changes: Any) -> dict[str, Any]:
 
 def test_only_late_data_has_an_age(window: Window, site: Site, demo: str) -> None:
     """Replicas report every 15 s, so that younger data is up to date."""
-    page = window.open(f"/runs/{demo}/")
+    page = window.open(f"/runs/{demo}/", alone=True)
     is_live(page)
     now = datetime.now(UTC)
     page.clock.set_fixed_time(now)

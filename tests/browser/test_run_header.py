@@ -109,7 +109,7 @@ def test_silent_run_shows_no_pace(window: Window, site: Site) -> None:
 
 def test_elapsed_does_not_jump_back_at_the_first_step(window: Window, site: Site) -> None:
     run = site.seed("name='Starting', state='provisioning', committed=0")
-    page = window.open(f"/runs/{run}/")
+    page = window.open(f"/runs/{run}/", alone=True)
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     now = datetime.now(UTC)
     page.clock.set_fixed_time(now)
