@@ -34,7 +34,7 @@ from playwright.sync_api import (
 from tests.browser.contexts import VIEWPORT, ContextPool, context_pool
 from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
-from tests.stack import REPOSITORY, stack_env
+from tests.stack import REPOSITORY, LiveStack, stack_env
 
 HEARTBEAT = "archipelago:heartbeat"
 BEAT_S = 5.0
@@ -50,6 +50,14 @@ POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
+BLANK = "about:blank"
+SIGN_IN = """
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client()
+client.force_login(User.objects.get(username={user!r}))
+print(client.cookies["sessionid"].value)
+"""
 PRELOADED = "was preloaded using link preload but not used"
 """Chromium's warning about the font, which a later page of a context takes from memory."""
 FLAGS = [
@@ -172,13 +180,12 @@ class Window:
     """Opens pages as a user, and collects errors of their consoles."""
 
     pool: ContextPool
+    server: Site | LiveStack
     name: str
-    password: str = PASSWORD
     screenshots: bool = False
     errors: list[str] = field(default_factory=list)
     contexts: list[BrowserContext] = field(default_factory=list)
     signed_in: dict[str, Any] = field(default_factory=dict)
-    _disposable: list[BrowserContext] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -197,13 +204,17 @@ class Window:
     ) -> Page:
         """Open ``path`` in a context without stored data, signed in as ``user``. A context that the
         test changes for good, by a clock or an init script, is used by it ``alone``."""
-        alone = alone or not scripts
-        if user is not None and user not in self.signed_in:
-            self._sign_in(user)
-        state = self.signed_in.get(user or "")
-        page = self._page(self.pool.new(scripts=scripts) if alone else self.pool.take(), state)
-        if alone:
-            self._disposable.append(page.context)
+        if alone or not scripts:
+            context = self.pool.new(scripts=scripts)
+        else:
+            context = self.pool.take()
+        self.contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        if user is not None:
+            context.add_cookies([self._session(user)])
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
+        page.on("console", self._record)
         if (width, height) != tuple(VIEWPORT.values()):
             page.set_viewport_size({"width": width, "height": height})
         if scheme != "light":
@@ -211,26 +222,12 @@ class Window:
         page.goto(path)
         return page
 
-    def _sign_in(self, user: str) -> None:
-        page = self._page(self.pool.take(), None)
-        page.goto("/login")
-        page.get_by_label("Username").fill(user)
-        page.get_by_label("Password").fill(self.password)
-        page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url(f"{self.url}/")
-        self.signed_in[user] = page.context.storage_state()
-        self.contexts.remove(page.context)
-        self.pool.put_back(page.context)
-
-    def _page(self, context: BrowserContext, state: Any) -> Page:
-        self.contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
-        if state:
-            context.add_cookies(state["cookies"])
-        page = self.pool.open_page(context)
-        page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
-        page.on("console", self._record)
-        return page
+    def _session(self, user: str) -> Any:
+        """The cookie of a session, created by the server without its form, which takes a second."""
+        if user not in self.signed_in:
+            key = self.server.python(SIGN_IN.format(user=user))
+            self.signed_in[user] = {"name": "sessionid", "value": key, "url": self.url}
+        return self.signed_in[user]
 
     def _record(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and PRELOADED not in message.text:
@@ -263,28 +260,21 @@ class Window:
         name = re.sub(r"\W+", "-", self.name).strip("-")
         self.screenshots = True
         for number, context in enumerate(self.contexts):
-            for page in context.pages:
+            for page in (page for page in context.pages if page.url != BLANK):
                 with contextlib.suppress(Exception):
                     self.shoot(page, f"failed-{name}-{number}", full=False)
 
     def close(self, *, failed: bool = False) -> None:
         """Close all pages. A context that a failed test used is not used again."""
-        for context in self.contexts:
-            if failed or context in self._disposable:
-                context.close()
-            else:
-                self.pool.put_back(context)
-        self.contexts.clear()
-        self._disposable.clear()
+        while self.contexts:
+            self.pool.put_back(self.contexts.pop(), again=not failed)
 
 
 @contextlib.contextmanager
-def opened_window(
-    browser: Browser, url: str, name: str, *, password: str = PASSWORD
-) -> Iterator[Window]:
+def opened_window(browser: Browser, server: Site | LiveStack, name: str) -> Iterator[Window]:
     """A window on another server than that of the fixture `site`."""
-    with context_pool(browser, url) as pool:
-        window = Window(pool=pool, name=name, password=password)
+    with context_pool(browser, server.url.rstrip("/")) as pool:
+        window = Window(pool=pool, server=server, name=name)
         yield window
         window.close()
     assert window.errors == []
@@ -298,10 +288,11 @@ def contexts(browser: Browser, site: Site) -> Iterator[ContextPool]:
 
 @pytest.fixture
 def window(
-    contexts: ContextPool, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
+    contexts: ContextPool, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
 ) -> Iterator[Window]:
     window = Window(
         pool=contexts,
+        server=site,
         name=request.node.name,
         screenshots=request.config.getoption("--screenshots"),
         signed_in=sign_ins,
@@ -328,7 +319,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def sign_ins() -> dict[str, Any]:
-    """Storage states by user, so that each user signs in once."""
+    """Session cookies by user, so that each user signs in once."""
     return {}
 
 

@@ -2,7 +2,8 @@
 
 A new context has an empty cache: its first page loads and compiles every script, style and font
 again, which is a quarter of the CPU of a page. A context that is used again keeps its cache, and
-nothing else: its pages, cookies, permissions and stored data are removed.
+a blank page so that its process goes on. Nothing else remains: its other pages, cookies,
+permissions and stored data are removed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext
 
 VIEWPORT: Any = {"width": 1440, "height": 900}
 STORED = "cache_storage,file_systems,indexeddb,local_storage,service_workers,websql"
@@ -25,8 +26,10 @@ class ContextPool:
     browser: Browser
     url: str
     idle: list[BrowserContext] = field(default_factory=list)
+    _reusable: list[BrowserContext] = field(default_factory=list)
 
     def new(self, *, scripts: bool = True) -> BrowserContext:
+        """A context for one test, which can change it for good."""
         return self.browser.new_context(
             base_url=self.url,
             color_scheme="light",
@@ -36,28 +39,32 @@ class ContextPool:
         )
 
     def take(self) -> BrowserContext:
-        return self.idle.pop() if self.idle else self.new()
+        if self.idle:
+            return self.idle.pop()
+        context = self.new()
+        context.new_page()
+        self._reusable.append(context)
+        return context
 
-    def put_back(self, context: BrowserContext) -> None:
-        for page in context.pages:
+    def put_back(self, context: BrowserContext, *, again: bool = True) -> None:
+        """Close the pages of ``context`` and, if another test can use it ``again``, empty it."""
+        if not again or context not in self._reusable:
+            context.close()
+            return
+        blank, *pages = context.pages
+        for page in pages:
             page.close()
+        session = context.new_cdp_session(blank)
+        session.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": STORED})
+        session.detach()
         context.clear_cookies()
         context.clear_permissions()
         self.idle.append(context)
 
-    def open_page(self, context: BrowserContext) -> Page:
-        """A blank page. If it is the first, nothing is stored for the origin."""
-        page = context.new_page()
-        if len(context.pages) == 1:
-            session = context.new_cdp_session(page)
-            stored = {"origin": self.url, "storageTypes": STORED}
-            session.send("Storage.clearDataForOrigin", stored)
-            session.detach()
-        return page
-
     def close(self) -> None:
-        while self.idle:
-            self.idle.pop().close()
+        for context in self.idle:
+            context.close()
+        self.idle.clear()
 
 
 @contextmanager

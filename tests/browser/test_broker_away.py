@@ -25,7 +25,7 @@ def test_page_polls_until_the_broker_is_back(browser: Browser, tmp_path: Path) -
         pass  # only for its address: the folder keeps port and password
     with (
         running_site(var, redis_url) as site,
-        opened_window(browser, site.url, "broker-away") as window,
+        opened_window(browser, site, "broker-away") as window,
     ):
         run = site.seed("name='Watched', committed=2")
         page = window.open(f"/runs/{run}/")

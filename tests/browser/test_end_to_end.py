@@ -25,10 +25,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 def window(browser: Browser, live_stack: LiveStack) -> Iterator[Window]:
-    from tests.stack import PASSWORD
-
-    url = live_stack.url.rstrip("/")
-    with opened_window(browser, url, "end-to-end", password=PASSWORD) as window:
+    with opened_window(browser, live_stack, "end-to-end") as window:
         yield window
 
 

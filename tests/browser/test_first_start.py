@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
 def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
     with (
         running_site(tmp_path, valkey) as site,
-        opened_window(browser, site.url, "first-start") as window,
+        opened_window(browser, site, "first-start") as window,
     ):
         page = window.open("/", user=None)
         expect(page.get_by_role("heading", level=1)).to_have_text("Welcome to Archipelago")

@@ -33,7 +33,7 @@ def scripts(page: Any) -> set[str]:
 
 def test_unbundled_modules_work(browser: Browser, debug_site: Site) -> None:
     run = debug_site.seed("name='Unbundled', committed=4")
-    with opened_window(browser, debug_site.url, "sources") as window:
+    with opened_window(browser, debug_site, "sources") as window:
         page = window.open(f"/runs/{run}/")
         expect(page.locator('[data-plot="loss"] canvas').first).to_be_visible()
         assert "/static/js/run.js" in scripts(page)
