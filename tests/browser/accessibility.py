@@ -12,11 +12,14 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Page
 
 FAILING_IMPACTS = ("serious", "critical")
-ALL_BUT_CONTRAST = "rules: {'color-contrast': {enabled: false}}"
-ONLY_CONTRAST = "runOnly: ['color-contrast']"
+CONTRAST = "['color-contrast']"
+SEVERE = f"""axe._audit.rules.filter((rule) => rule.enabled && rule.id !== "color-contrast"
+    && {list(FAILING_IMPACTS)}.includes(rule.impact)
+    && !rule.tags.some((tag) => axe._audit.tagExclude.includes(tag))).map((rule) => rule.id)"""
+"""The rules whose violations count, without contrast."""
 
 CHOOSE = """
-([selector, known]) => {
+([selector, known, classes]) => {
     const own = new Map(), seen = new Set(known), news = [];
     const hash = (text) => {
         let high = 0xdeadbeef, low = 0x41c6ce57;
@@ -27,17 +30,23 @@ CHOOSE = """
         }
         return 4294967296 * (2097151 & high) + (low >>> 0);
     };
-    const look = (element) => {
+    const behind = (element) => { // what the element and those around it paint behind a text
         if (!element) return 0;
         if (!own.has(element)) {
             const style = getComputedStyle(element);
-            own.set(element, hash([
-                look(element.parentElement), element.localName, element.getAttribute("class"),
-                style.color, style.fontSize, style.fontWeight, style.opacity, style.position,
-                style.backgroundColor, style.backgroundImage, style.textShadow,
-            ].join("|")));
+            const paint = [style.backgroundColor, style.backgroundImage, style.opacity].join("|");
+            const around = behind(element.parentElement);
+            const place = classes
+                ? [element.localName, element.getAttribute("class"), style.position].join("|") : "";
+            const none = !place && paint === "rgba(0, 0, 0, 0)|none|1";
+            own.set(element, none ? around : hash([around, place, paint].join("|")));
         }
         return own.get(element);
+    };
+    const look = (element) => {
+        const style = getComputedStyle(element);
+        const text = [style.color, style.fontSize, style.fontWeight, style.textShadow];
+        return hash([behind(element), ...text].join("|"));
     };
     const hasText = (element) => element.matches("input, select, textarea")
         || [...element.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
@@ -59,18 +68,21 @@ CHOOSE = """
 class Contrast:
     """Examines the contrast of texts whose look no earlier page had.
 
-    A look is the element's tag, classes, colors, font, opacity and position, with those of all
-    elements around it.
+    A look is the color and font of a text and what is behind it: background and opacity of the
+    elements around it, with ``classes`` also their tags, classes and positions. Those distinguish
+    texts that other elements overlap, which needs to be examined in one scheme only.
     """
 
     def __init__(self) -> None:
         self._known: set[int] = set()
 
-    def violations(self, page: Page, part: str = "html") -> list[dict[str, Any]]:
-        looks = page.evaluate(CHOOSE, [part, list(self._known)])
+    def violations(
+        self, page: Page, part: str = "html", *, classes: bool = True
+    ) -> list[dict[str, Any]]:
+        looks = page.evaluate(CHOOSE, [part, list(self._known), classes])
         if not looks:
             return []
-        found = violations(page, ONLY_CONTRAST, "{include: window.chosen}")
+        found = violations(page, f"runOnly: {CONTRAST}", "{include: window.chosen}")
         if not found:  # a retry of a failed test finds the same
             self._known.update(looks)
         return found
@@ -109,14 +121,14 @@ def describe(found: list[dict[str, Any]]) -> str:
 def problems_in_both_schemes(
     page: Page, name: str, contrast: Contrast, part: str = "html"
 ) -> list[str]:
-    """What axe finds in the first element that matches the selector ``part``: all rules in light,
-    contrast in dark too."""
+    """What axe finds in the first element that matches the selector ``part``: the violations of
+    failing impact in light, contrast in dark too."""
     problems = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        found = contrast.violations(page, part)
+        found = contrast.violations(page, part, classes=scheme == "light")
         if scheme == "light":
-            found += severe(violations(page, ALL_BUT_CONTRAST, repr(part)))
+            found += severe(violations(page, f"runOnly: {SEVERE}", repr(part)))
         if found:
             problems.append(f"{name}, {scheme}:\n{describe(found)}")
     return problems

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.browser.accessibility import Contrast, problems_in_both_schemes
+from tests.browser.accessibility import (
+    FAILING_IMPACTS,
+    SEVERE,
+    Contrast,
+    problems_in_both_schemes,
+    violations,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -44,11 +50,29 @@ def test_texts_with_too_little_contrast_are_found(
     assert [one.partition(":")[0] for one in problems] == [f"texts, {one}" for one in schemes]
 
 
+def test_all_rules_whose_violations_count_are_examined(page: Page) -> None:
+    page.set_content(STYLE)
+    violations(page)
+    examined = page.evaluate(SEVERE)
+    results = "[...r.violations, ...r.passes, ...r.incomplete, ...r.inapplicable]"
+    default = page.evaluate(f"axe.run({{preload: false}}).then((r) => {results}.map((x) => x.id))")
+    impacts = dict(page.evaluate("axe._audit.rules.map((rule) => [rule.id, rule.impact])"))
+    severe = {rule for rule in default if impacts[rule] in FAILING_IMPACTS}
+    assert set(examined) == severe - {"color-contrast"}
+
+
 def test_a_look_is_examined_once(page: Page) -> None:
     contrast = Contrast()
-    for text, count in (("<p class=box>a</p>", 2), ("<p class=box>b</p>", 0), ("<p>c</p>", 1)):
+    for text, classes, count in (
+        ("<p class=box>a</p>", True, 2),
+        ("<p class=box>b</p>", True, 0),
+        ("<p>c</p>", True, 1),
+        ("<p class='box other'>d</p>", True, 1),
+        ("<p class=box>e</p>", False, 2),
+        ("<p class='box other'>f</p>", False, 0),
+    ):
         page.set_content(STYLE + text)
-        assert contrast.violations(page) == []
+        assert contrast.violations(page, classes=classes) == []
         examined = page.evaluate("chosen.map((one) => one.textContent)")
         assert len(examined) == count, examined
 
