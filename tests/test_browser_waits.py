@@ -1,4 +1,4 @@
-"""Browser tests wait for what they read.
+"""Browser tests wait for what they read, and leave their browser context as it was.
 
 A page changes some time after a click, a key press or a published delta, so a value that is read
 at once can be the old one. `expect` waits, also for addresses, texts and counts. This test reads
@@ -126,3 +126,38 @@ def test_list(page):
     box = page.locator("c").bounding_box()
 """
     assert refused(source) == [3, 11, 12]
+
+
+def changes_shared_context(source: str) -> list[str]:
+    """Names of tests that leave a clock or an init script in a context that other tests use."""
+    result = []
+    for function in ast.parse(source).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        text = ast.unparse(function)
+        changes = ".clock." in text or ".context.add_init_script(" in text
+        if changes and "window.open(" in text and "alone=True" not in text:
+            result.append(function.name)
+    return result
+
+
+@pytest.mark.parametrize("path", sorted(BROWSER.glob("test_*.py")), ids=lambda path: path.name)
+def test_a_context_with_a_clock_or_an_init_script_is_used_once(path: Path) -> None:
+    names = changes_shared_context(path.read_text())
+    assert not names, f"{path.name}: expected `window.open(..., alone=True)` in {names}"
+
+
+def test_lasting_changes_of_a_shared_context_are_refused() -> None:
+    source = """
+def test_clock(window):
+    page = window.open("/")
+    page.clock.install()
+
+def test_alone(window):
+    page = window.open("/", alone=True)
+    page.context.add_init_script("1")
+
+def test_own_page(page):
+    page.clock.install()
+"""
+    assert changes_shared_context(source) == ["test_clock"]

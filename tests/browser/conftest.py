@@ -31,9 +31,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.browser.contexts import VIEWPORT, ContextPool, context_pool
 from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
-from tests.stack import REPOSITORY, stack_env
+from tests.stack import REPOSITORY, LiveStack, stack_env
 
 HEARTBEAT = "archipelago:heartbeat"
 BEAT_S = 5.0
@@ -49,6 +50,16 @@ POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
+BLANK = "about:blank"
+SIGN_IN = """
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client()
+client.force_login(User.objects.get(username={user!r}))
+print(client.cookies["sessionid"].value)
+"""
+PRELOADED = "was preloaded using link preload but not used"
+"""Chromium's warning about the font, which a later page of a context takes from memory."""
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -168,14 +179,17 @@ def worker_heartbeats(redis_url: str) -> Iterator[None]:
 class Window:
     """Opens pages as a user, and collects errors of their consoles."""
 
-    browser: Browser
-    url: str
+    pool: ContextPool
+    server: Site | LiveStack
     name: str
-    password: str = PASSWORD
     screenshots: bool = False
     errors: list[str] = field(default_factory=list)
     contexts: list[BrowserContext] = field(default_factory=list)
     signed_in: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.pool.url
 
     def open(
         self,
@@ -185,38 +199,38 @@ class Window:
         width: int = 1440,
         height: int = 900,
         scheme: Any = "light",
+        alone: bool = False,
+        scripts: bool = True,
     ) -> Page:
-        if user is not None and user not in self.signed_in:
-            page = self._page(None, width, height, scheme)
-            page.goto("/login")
-            page.get_by_label("Username").fill(user)
-            page.get_by_label("Password").fill(self.password)
-            page.get_by_role("button", name="Sign in").click()
-            page.wait_for_url(f"{self.url}/")
-            self.signed_in[user] = page.context.storage_state()
-            page.context.close()
-            self.contexts.pop()
-        page = self._page(self.signed_in.get(user or ""), width, height, scheme)
-        page.goto(path)
-        return page
-
-    def _page(self, state: Any, width: int, height: int, scheme: Any) -> Page:
-        context = self.browser.new_context(
-            base_url=self.url,
-            storage_state=state,
-            color_scheme=scheme,
-            viewport={"width": width, "height": height},
-            reduced_motion="reduce",
-        )
-        context.set_default_timeout(PATIENCE_MS)
+        """Open ``path`` in a context without stored data, signed in as ``user``. A context that the
+        test changes for good, by a clock or an init script, is used by it ``alone``."""
+        if alone or not scripts:
+            context = self.pool.new(scripts=scripts)
+        else:
+            context = self.pool.take()
         self.contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        if user is not None:
+            context.add_cookies([self._session(user)])
         page = context.new_page()
         page.on("pageerror", lambda error: self.errors.append(f"exception: {error}"))
         page.on("console", self._record)
+        if (width, height) != tuple(VIEWPORT.values()):
+            page.set_viewport_size({"width": width, "height": height})
+        if scheme != "light":
+            page.emulate_media(color_scheme=scheme)
+        page.goto(path)
         return page
 
+    def _session(self, user: str) -> Any:
+        """The cookie of a session, created by the server without its form, which takes a second."""
+        if user not in self.signed_in:
+            key = self.server.python(SIGN_IN.format(user=user))
+            self.signed_in[user] = {"name": "sessionid", "value": key, "url": self.url}
+        return self.signed_in[user]
+
     def _record(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and PRELOADED not in message.text:
             self.errors.append(message.text)
 
     def shoot(self, page: Page, name: str, *, full: bool = True) -> None:
@@ -246,30 +260,48 @@ class Window:
         name = re.sub(r"\W+", "-", self.name).strip("-")
         self.screenshots = True
         for number, context in enumerate(self.contexts):
-            for page in context.pages:
+            for page in (page for page in context.pages if page.url != BLANK):
                 with contextlib.suppress(Exception):
                     self.shoot(page, f"failed-{name}-{number}", full=False)
 
-    def close(self) -> None:
-        for context in self.contexts:
-            context.close()
+    def close(self, *, failed: bool = False) -> None:
+        """Close all pages. A context that a failed test used is not used again."""
+        while self.contexts:
+            self.pool.put_back(self.contexts.pop(), again=not failed)
+
+
+@contextlib.contextmanager
+def opened_window(browser: Browser, server: Site | LiveStack, name: str) -> Iterator[Window]:
+    """A window on another server than that of the fixture `site`."""
+    with context_pool(browser, server.url.rstrip("/")) as pool:
+        window = Window(pool=pool, server=server, name=name)
+        yield window
+        window.close()
+    assert window.errors == []
+
+
+@pytest.fixture(scope="session")
+def contexts(browser: Browser, site: Site) -> Iterator[ContextPool]:
+    with context_pool(browser, site.url) as pool:
+        yield pool
 
 
 @pytest.fixture
 def window(
-    browser: Browser, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
+    contexts: ContextPool, site: Site, request: pytest.FixtureRequest, sign_ins: dict[str, Any]
 ) -> Iterator[Window]:
     window = Window(
-        browser=browser,
-        url=site.url,
+        pool=contexts,
+        server=site,
         name=request.node.name,
         screenshots=request.config.getoption("--screenshots"),
         signed_in=sign_ins,
     )
     yield window
-    if request.node.stash.get(FAILED, False):
+    failed = request.node.stash.get(FAILED, False)
+    if failed:
         window.shoot_failed()
-    window.close()
+    window.close(failed=failed)
     assert window.errors == []
 
 
@@ -287,7 +319,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def sign_ins() -> dict[str, Any]:
-    """Storage states by user, so that each user signs in once."""
+    """Session cookies by user, so that each user signs in once."""
     return {}
 
 

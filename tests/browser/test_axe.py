@@ -13,17 +13,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import PASSWORD, Site, Window, expect_address, running_site
+from tests.browser.accessibility import Contrast, problems_in_both_schemes
+from tests.browser.conftest import BLANK, PASSWORD, Site, Window, expect_address, running_site
+from tests.browser.contexts import ContextPool, context_pool
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (360, 390, 800, 1280, 2560, 1440)
-FAILING_IMPACTS = ("serious", "critical")
+WIDTHS = (360, 800, 2560, 1280)
+"""The smallest width with each of the main layouts, and a large screen; axe sees the last one."""
 ALERTS = [
     "import datetime",
     "from django.utils import timezone",
@@ -40,7 +42,6 @@ ALERTS = [
 """Code that creates open, closed and acknowledged alerts of all levels."""
 
 RUN_TABS = (
-    "overview",
     "rounds",
     "timeline",
     "replicas",
@@ -49,7 +50,9 @@ RUN_TABS = (
     "checkpoints",
     "settings",
     "activity",
+    "overview",
 )
+"""The overview is the last one: axe examines the whole page with it, which loses equal rows."""
 SCREENS = {
     "runs": "/",
     "runs-differing": "/?columns=state,name,loss,age&differ=1",
@@ -154,25 +157,22 @@ def empty_site(
 
 
 @pytest.fixture(scope="module")
-def shared(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
-    """A window with one page of an administrator: a new page takes a second of CPU."""
-    yield from one_page(browser, site, sign_ins)
+def shared(contexts: ContextPool, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    """A window with one page of an administrator, which shows one screen after another."""
+    yield from one_page(contexts, site, sign_ins)
 
 
 @pytest.fixture(scope="module")
 def shared_empty(browser: Browser, empty_site: Site) -> Iterator[Window]:
-    yield from one_page(browser, empty_site, {})
+    with context_pool(browser, empty_site.url) as contexts:
+        yield from one_page(contexts, empty_site, {})
 
 
-def one_page(browser: Browser, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
-    window = Window(browser=browser, url=site.url, name="axe", signed_in=sign_ins)
+def one_page(contexts: ContextPool, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
+    window = Window(pool=contexts, server=site, name="axe", signed_in=sign_ins)
     window.open("/", user="admin")
     yield window
     window.close()
-
-
-PRELOADED = "was preloaded using link preload but not used"
-"""Chromium's warning about the font, which a later page of a context takes from memory."""
 
 
 @contextlib.contextmanager
@@ -181,18 +181,30 @@ def screen(window: Window, request: pytest.FixtureRequest, path: str) -> Iterato
     fixture `window` does."""
     window.name = request.node.name
     window.screenshots = request.config.getoption("--screenshots")
-    [page] = window.contexts[-1].pages
-    page.emulate_media(color_scheme="light")
-    page.set_viewport_size({"width": 1440, "height": 900})
-    page.goto(path)
+    page = window.contexts[-1].pages[-1]
+    show(page, path)
     try:
         yield page
     except BaseException:
         window.shoot_failed()
+        page.goto(BLANK)
         window.errors.clear()
         raise
-    errors, window.errors[:] = [one for one in window.errors if PRELOADED not in one], []
+    errors, window.errors[:] = window.errors[:], []
     assert errors == []
+
+
+def show(page: Page, path: str) -> None:
+    """Load an address, unless it is another tab of the run that is shown: follow its link."""
+    run, _, tab = path.partition("?tab=")
+    is_shown = urlsplit(page.url).path == run
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    if tab in RUN_TABS and is_shown:
+        page.locator(f"nav [data-tab-link={tab}]").click()
+        expect(page.locator(f"[data-panel={tab}]")).to_be_visible()
+    else:
+        page.goto(path)
 
 
 def settle(page: Page) -> None:
@@ -201,55 +213,24 @@ def settle(page: Page) -> None:
     page.wait_for_timeout(300)
 
 
-def violations(page: Page, options: str = "", part: str = "html") -> list[dict[str, Any]]:
-    """Return what axe finds in the first element that matches the selector ``part``.
-
-    Without ``preload``, which needs inline styles: no page depends on the orientation of a screen.
-    """
-    if page.evaluate("typeof axe") == "undefined":
-        page.evaluate(AXE_SCRIPT)
-    options = f"{{preload: false, resultTypes: ['violations'], {options}}}"
-    result: list[dict[str, Any]] = page.evaluate(
-        f"axe.run({part!r}, {options}).then(r => r.violations)"
-    )
-    return result
-
-
-def describe(found: list[dict[str, Any]]) -> str:
-    lines = []
-    for violation in found:
-        lines.append(f"{violation['impact']}: {violation['id']}: {violation['help']}")
-        for node in violation["nodes"][:4]:
-            lines += [
-                f"    {node['html'][:160]}",
-                f"        {node.get('failureSummary', '')[:300]}",
-            ]
-    return "\n".join(lines)
+@pytest.fixture(scope="module")
+def contrast() -> Contrast:
+    return Contrast()
 
 
 def examine(
-    window: Window, page: Page, name: str, *, axe: bool = True, part: str = "html"
+    window: Window, page: Page, name: str, contrast: Contrast | None, *, part: str = "html"
 ) -> list[str]:
-    """Check the width of a page; return the problems that axe finds in ``part``, a selector."""
+    """Check the width of a page; return the problems that axe finds in ``part``, a selector.
+    Without ``contrast`` only the width is checked."""
     settle(page)
     window.fits(page, f"axe-{name}", *WIDTHS, full=name != "api-docs")
-    if not axe:
+    if contrast is None:
         return []
     if name in REPEATED:
         page.evaluate(REMOVE_OTHERS, REPEATED[name])
     page.evaluate(REMOVE_EQUAL, part)
-    return problems_in_both_schemes(page, name, part)
-
-
-def problems_in_both_schemes(page: Page, name: str, part: str) -> list[str]:
-    """What axe finds: all rules in light, contrast in dark."""
-    page.emulate_media(color_scheme="light")
-    severe = [one for one in violations(page, part=part) if one["impact"] in FAILING_IMPACTS]
-    problems = [f"{name}, light:\n{describe(severe)}"] if severe else []
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(50)
-    severe = violations(page, "runOnly: ['color-contrast']", part)
-    return [*problems, f"{name}, dark:\n{describe(severe)}"] if severe else problems
+    return problems_in_both_schemes(page, name, contrast, part)
 
 
 REPEATED = {"api-docs": ".api-operation", "prices": "section[aria-labelledby^=prices-]"}
@@ -289,43 +270,50 @@ def part_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(
-    shared: Window, runs: dict[str, str], name: str, request: pytest.FixtureRequest
+    shared: Window,
+    runs: dict[str, str],
+    name: str,
+    contrast: Contrast,
+    request: pytest.FixtureRequest,
 ) -> None:
     with screen(shared, request, SCREENS[name].format(**runs)) as page:
-        problems = examine(shared, page, name, axe=name not in WIDTH_ONLY, part=part_of(name))
+        texts = None if name in WIDTH_ONLY else contrast
+        problems = examine(shared, page, name, texts, part=part_of(name))
         assert not problems, "\n".join(problems)
         if name in ("not-found", "admin"):
             shared.errors[:] = [error for error in shared.errors if "404" not in error]
 
 
 @pytest.mark.parametrize("action", ["Stop", "Delete"])
-def test_bulk_confirmation_screen(window: Window, runs: dict[str, str], action: str) -> None:
+def test_bulk_confirmation_screen(
+    window: Window, runs: dict[str, str], action: str, contrast: Contrast
+) -> None:
     """The response to a POST of the list; these pages have no address."""
     page = window.open("/", user="admin")
     page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name=action).click()
     page.get_by_role("heading", level=1, name=re.compile(f"{action} .*run")).wait_for()
-    problems = examine(window, page, f"bulk-{action.lower()}")
+    problems = examine(window, page, f"bulk-{action.lower()}", contrast)
     assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", WITHOUT_SIGN_IN)
-def test_screen_without_sign_in(window: Window, site: Site, name: str) -> None:
+def test_screen_without_sign_in(window: Window, name: str, contrast: Contrast) -> None:
     page = window.open(WITHOUT_SIGN_IN[name], user=None)
-    problems = examine(window, page, name)
+    problems = examine(window, page, name, contrast)
     assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_screen_without_data(
-    shared_empty: Window, name: str, request: pytest.FixtureRequest
+    shared_empty: Window, name: str, contrast: Contrast, request: pytest.FixtureRequest
 ) -> None:
     with screen(shared_empty, request, EMPTY[name]) as page:
-        problems = examine(shared_empty, page, f"empty-{name}")
+        problems = examine(shared_empty, page, f"empty-{name}", contrast)
         assert not problems, "\n".join(problems)
 
 
-def test_menus_of_the_list(window: Window, runs: dict[str, str]) -> None:
+def test_menus_of_the_list(window: Window, runs: dict[str, str], contrast: Contrast) -> None:
     page = window.open("/", user="admin")
     problems = []
     for name in ("Filters", "Columns", "Views", "Keys"):
@@ -336,7 +324,7 @@ def test_menus_of_the_list(window: Window, runs: dict[str, str]) -> None:
         settle(page)
         part = "dialog[open]" if name == "Keys" else ".find .drop[open]"
         expect(page.locator(part)).to_be_visible()
-        problems += problems_in_both_schemes(page, name, part)
+        problems += problems_in_both_schemes(page, name, contrast, part)
         page.keyboard.press("Escape")
         expect(page.locator(part)).to_have_count(0)
     assert not problems, "\n".join(problems)

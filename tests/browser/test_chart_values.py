@@ -82,6 +82,11 @@ def test_a_step_of_one_replica_counts_with_the_newest_values_of_the_others(
     expect(legend(page, "band")).to_have_text(re.compile("^0.500 – "))
     mean = (1.5 + sum(others[1:])) / 4
     expect_mean(page, mean - 2e-3, mean + 2e-3)
+    # NaN is shown until a finite value follows.
+    site.publish(run, points=[points(0, 254, None, nonfinite=[[0, "nan"]])])
+    expect(legend(page, "r0")).to_have_text("NaN")
+    site.publish(run, points=[points(0, 255, 1.5)])
+    expect(legend(page, "r0")).to_have_text("1.500")
 
 
 def test_the_smoothed_mean_is_within_the_band(window: Window, site: Site) -> None:
@@ -131,18 +136,6 @@ def test_a_diverged_loss_is_nan_and_leaves_the_axis_to_the_other_values(
     page.reload()
     expect(page.locator('[data-plot="loss"] [data-id="r0"] output')).to_have_text("NaN")
     expect(clip).to_have_attribute("aria-pressed", "false")
-
-
-def test_a_live_nan_is_shown_until_a_finite_value_follows(window: Window, site: Site) -> None:
-    run = site.seed("name='Hiccup', committed=6")
-    page = window.open(f"/runs/{run}/?smooth=0")
-    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
-    value = page.locator('[data-plot="loss"] [data-id="r0"] output')
-    expect(value).to_have_text(re.compile(r"^\d"))
-    site.publish(run, points=[points(0, 253, None, nonfinite=[[0, "nan"]])])
-    expect(value).to_have_text("NaN")
-    site.publish(run, points=[points(0, 254, 1.5)])
-    expect(value).to_have_text("1.500")
 
 
 def test_ended_runs_do_not_announce_data(window: Window, site: Site) -> None:

@@ -155,9 +155,19 @@ def test_spike_is_exported_and_outliers_can_be_clipped(window: Window, long: str
     assert "12345,9," in text
 
 
-def test_every_axis_draws_and_every_chart_has_a_table(window: Window, site: Site) -> None:
+def test_crosshairs_move_together_every_axis_draws_and_every_chart_has_a_table(
+    window: Window, site: Site
+) -> None:
     run = site.seed("name='Axes', committed=12")
-    page = window.open(f"/runs/{run}/")
+    page = window.open(f"/runs/{run}/?smooth=0")
+    loss = page.locator('[data-plot="loss"]')
+    expect(loss.locator(".u-wrap canvas")).to_be_visible()
+    expect(page.locator('[data-plot="norm"] canvas').first).to_be_visible()
+    norm = page.locator('[data-plot="norm"] [data-id="norm"] output')
+    expect(norm).to_have_text(re.compile(r"\d"))
+    at_end = norm.inner_text()
+    loss.locator(".u-over").hover(position={"x": 200, "y": 100})
+    expect(norm).not_to_have_text(at_end)
     for name in ("Round", "Tokens", "Time", "Relative", "Step"):
         with page.expect_response(lambda r: "series.json?of=loss" in r.url):
             page.get_by_role("button", name=name, exact=True).click()
@@ -170,47 +180,30 @@ def test_every_axis_draws_and_every_chart_has_a_table(window: Window, site: Site
     window.shoot(page, "charts-tables")
 
 
-def test_crosshairs_move_together(window: Window, site: Site) -> None:
-    run = site.seed("name='Together', committed=12")
-    page = window.open(f"/runs/{run}/?smooth=0")
-    loss = page.locator('[data-plot="loss"]')
-    expect(loss.locator(".u-wrap canvas")).to_be_visible()
-    expect(page.locator('[data-plot="norm"] canvas').first).to_be_visible()
-    norm = page.locator('[data-plot="norm"] [data-id="norm"] output')
-    expect(norm).to_have_text(re.compile(r"\d"))
-    at_end = norm.inner_text()
-    loss.locator(".u-over").hover(position={"x": 200, "y": 100})
-    expect(norm).not_to_have_text(at_end)
-
-
-def test_timeline_zooms_on_time_only(window: Window, site: Site) -> None:
+def test_timeline_zooms_on_time_only_and_by_keyboard(window: Window, site: Site) -> None:
     run = site.seed("name='When', committed=12")
     page = window.open(f"/runs/{run}/?tab=timeline")
-    note = page.locator("[data-timeline] [data-badge]")
+    timeline = page.locator("[data-timeline]")
+    note, announce = timeline.locator("[data-badge]"), timeline.locator("[data-announce]")
     expect(note).to_contain_text("47 bars")
     expect(note).to_contain_text("critical path: replica 3")
-    page.locator("[data-timeline] canvas").first.hover(position={"x": 300, "y": 60})
-    expect(page.locator("[data-timeline] [data-announce]")).to_contain_text("Replica 1 at")
+    timeline.locator("canvas").first.hover(position={"x": 300, "y": 60})
+    expect(announce).to_contain_text("Replica 1 at")
     window.fits(page, "timeline", 1440)
     for _ in range(2):
         page.get_by_role("button", name="Closer").click()
     expect(note).to_have_text(re.compile(r"^1\d bars"))
     expect_address(page, "from_s=")
-    page.locator("[data-timeline]").get_by_role("button", name="Table").click()
-    expect(page.locator("[data-timeline] tbody tr").first).to_be_visible()
-    page.locator("[data-timeline]").get_by_role("button", name="Show all").click()
+    timeline.get_by_role("button", name="Table").click()
+    expect(timeline.locator("tbody tr").first).to_be_visible()
+    timeline.get_by_role("button", name="Table").click()
+    timeline.get_by_role("button", name="Show all").click()
     expect(note).to_contain_text("47 bars")
 
-
-def test_timeline_by_keyboard(window: Window, site: Site) -> None:
-    run = site.seed("name='Keys', committed=12")
-    page = window.open(f"/runs/{run}/?tab=timeline")
-    expect(page.locator("[data-timeline] [data-badge]")).to_contain_text("47 bars")
-    page.locator("[data-timeline] [data-chart]").focus()
-    page.keyboard.press("ArrowDown")
-    expect(page.locator("[data-timeline] [data-announce]")).to_contain_text("Replica 0 at")
+    timeline.locator("[data-chart]").press("ArrowDown")
+    expect(announce).to_contain_text("Replica 0 at")
     page.keyboard.press("+")
-    expect(page.locator("[data-timeline] [data-badge]")).not_to_contain_text("47 bars")
+    expect(note).not_to_contain_text("47 bars")
     page.keyboard.press("Enter")
     expect(page.locator("[data-round-detail]")).to_be_visible()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Window, eventually
+from tests.browser.conftest import Window, eventually, opened_window
 from tests.browser.submit_page import open_section
 
 if TYPE_CHECKING:
@@ -25,14 +25,8 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 def window(browser: Browser, live_stack: LiveStack) -> Iterator[Window]:
-    from tests.stack import PASSWORD
-
-    window = Window(
-        browser=browser, url=live_stack.url.rstrip("/"), name="end-to-end", password=PASSWORD
-    )
-    yield window
-    window.close()
-    assert window.errors == []
+    with opened_window(browser, live_stack, "end-to-end") as window:
+        yield window
 
 
 def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, overflow
+from tests.browser.conftest import Site, Window
 
 pytestmark = pytest.mark.browser
 
@@ -32,8 +32,10 @@ def evaluated(site: Site) -> str:
     return site.python(SEED)
 
 
-def test_results_are_drawn_and_listed(window: Window, evaluated: str) -> None:
-    page = window.open(f"/runs/{evaluated}/?tab=evaluations")
+def test_results_are_drawn_and_listed_and_a_new_one_appears(
+    window: Window, site: Site, evaluated: str
+) -> None:
+    page = window.open(f"/runs/{evaluated}/?tab=evaluations", width=390)
     tab = page.locator('[data-panel="evaluations"]')
     expect(tab.locator("[data-plot]")).to_have_count(4)
     chart = tab.locator('[data-plot="m:eval-val-perplexity"]')
@@ -47,20 +49,10 @@ def test_results_are_drawn_and_listed(window: Window, evaluated: str) -> None:
     expect(tab.get_by_role("button", name="Round", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )
-    window.shoot(page, "evaluations")
-    for width, scheme in ((1280, "dark"), (390, "light")):
-        page = window.open(f"/runs/{evaluated}/?tab=evaluations", width=width, scheme=scheme)
-        expect(page.locator('[data-plot="m:eval-val-loss"] .u-wrap canvas')).to_be_visible()
-        assert overflow(page) <= 0
-        window.shoot(page, f"evaluations-{width}-{scheme}")
-
-
-def test_a_new_evaluation_appears_with_its_charts(
-    window: Window, site: Site, evaluated: str
-) -> None:
-    page = window.open(f"/runs/{evaluated}/?tab=evaluations")
-    tab = page.locator('[data-panel="evaluations"]')
-    expect(tab.locator("[data-plot]")).to_have_count(4)
+    expect(page.locator('[data-plot="m:eval-val-loss"] .u-wrap canvas')).to_be_visible()
+    window.fits(page, "evaluations", 390, 1280)
+    page.reload()  # an open log is not replaced
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     site.python(LATER.format(run=evaluated))
     site.publish(evaluated, events=[event_row(10_000)])
     expect(tab.get_by_role("heading", name="own", exact=True)).to_be_visible()

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Window, running_site
+from tests.browser.conftest import opened_window, running_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
 
 
 def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
-    with running_site(tmp_path, valkey) as site:
-        window = Window(browser=browser, url=site.url, name="first-start")
+    with (
+        running_site(tmp_path, valkey) as site,
+        opened_window(browser, site, "first-start") as window,
+    ):
         page = window.open("/", user=None)
         expect(page.get_by_role("heading", level=1)).to_have_text("Welcome to Archipelago")
         expect(page.get_by_label("Setup token")).to_be_empty()
@@ -33,5 +35,3 @@ def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, val
         # Without its style sheet the page also shows the bar of narrow screens.
         page.wait_for_load_state()
         expect(page.get_by_role("button", name="Launch")).to_be_enabled()
-        window.close()
-        assert window.errors == []

@@ -29,7 +29,7 @@ def fleet(window: Window, run: str, query: str = "", **options: Any) -> Page:
     return page
 
 
-def test_pools_show_region_price_and_last_error(window: Window, run: str) -> None:
+def test_pools_show_region_price_and_last_error_and_are_scaled(window: Window, run: str) -> None:
     page = fleet(window, run)
     modal = page.locator("table.pools tbody tr", has_text="Modal H100").first
     for text in ("us-east", "3 of 3", "$3.95/h", "Action required"):
@@ -41,17 +41,15 @@ def test_pools_show_region_price_and_last_error(window: Window, run: str) -> Non
     expect(page.locator("table.pools")).to_contain_text("unknown")
     expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
     expect(page.locator('[data-s="budget"]')).to_have_text("of $15.00 budget")
-
-
-def test_blocked_pool_has_a_banner_on_other_tabs(window: Window, run: str) -> None:
-    page = window.open(f"/runs/{run}/")
-    banner = page.locator("[data-trouble] .banner").first
-    expect(banner).to_contain_text("Modal H100 is blocked")
-    accounts = banner.get_by_role("link", name="Backends")
-    expect(accounts).to_have_attribute("href", "/settings/backends")
-    expect(accounts).to_be_visible()
-    banner.get_by_role("link", name="Details").click()
-    expect(page.locator("table.pools")).to_be_visible()
+    row = page.locator("table.pools tbody tr", has_text="Hugging Face Jobs").first
+    row.get_by_role("button", name="Scale").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="One more").click()
+    expect(dialog.get_by_label("Replicas wanted")).to_have_value("3")
+    expect(dialog).to_contain_text("+$1.50 an hour")
+    dialog.get_by_role("button", name="Scale", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="3 wanted, 1 more")).to_be_visible()
+    expect(row).to_contain_text("of 3")
 
 
 def test_replicas_are_grouped_and_filtered_by_pool(window: Window, run: str) -> None:
@@ -71,7 +69,17 @@ def test_replicas_are_grouped_and_filtered_by_pool(window: Window, run: str) -> 
 
 
 def test_deltas_update_costs_and_deadlines(window: Window, run: str, site: Site) -> None:
-    page = fleet(window, run)
+    """The banner of a blocked pool is on every tab, until the pool is healthy again."""
+    page = window.open(f"/runs/{run}/")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    banner = page.locator("[data-trouble] .banner").first
+    expect(banner).to_contain_text("Modal H100 is blocked")
+    accounts = banner.get_by_role("link", name="Backends")
+    expect(accounts).to_have_attribute("href", "/settings/backends")
+    expect(accounts).to_be_visible()
+    banner.get_by_role("link", name="Details").click()
+    expect(page.locator("table.pools")).to_be_visible()
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     rows = site.python(
         "import json\nfrom runs.queries import fleet\nfrom runs.models import Run\n"
         f"run = Run.objects.get(pk='{run}')\n"
@@ -118,7 +126,10 @@ def test_stop_dialog_shows_the_consequences_and_stops(window: Window, run: str, 
     window.shoot(page, "stop-replica", full=False)
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
+    site.publish(run, run={"live": 4, "quorum": 4})
+    expect(page.locator('[data-s="live"]')).to_have_text("4")
     page.get_by_role("button", name="Stop replica 3").click()
+    expect(dialog).to_contain_text("Live 3 < quorum 4: the run will stall")
     dialog.get_by_role("radio", name="Cancel its job now").check()
     dialog.get_by_role("button", name="Stop replica 3").click()
     expect(page.get_by_role("status").filter(has_text="Replica 3: stopping")).to_be_visible()
@@ -127,27 +138,6 @@ def test_stop_dialog_shows_the_consequences_and_stops(window: Window, run: str, 
         f"r = Replica.objects.get(run='{run}', number=3); print(r.state, bool(r.cancel_at))"
     )
     assert site.python(state) == "draining True"
-
-
-def test_stop_dialog_warns_below_the_quorum(window: Window, run: str, site: Site) -> None:
-    page = fleet(window, run)
-    site.publish(run, run={"live": 4, "quorum": 4})
-    expect(page.locator('[data-s="live"]')).to_have_text("4")
-    page.get_by_role("button", name="Stop replica 3").click()
-    expect(page.get_by_role("dialog")).to_contain_text("Live 3 < quorum 4: the run will stall")
-
-
-def test_pool_is_scaled_from_the_table(window: Window, run: str, site: Site) -> None:
-    page = fleet(window, run)
-    row = page.locator("table.pools tbody tr", has_text="Hugging Face Jobs").first
-    row.get_by_role("button", name="Scale").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="One more").click()
-    expect(dialog.get_by_label("Replicas wanted")).to_have_value("3")
-    expect(dialog).to_contain_text("+$1.50 an hour")
-    dialog.get_by_role("button", name="Scale", exact=True).click()
-    expect(page.get_by_role("status").filter(has_text="3 wanted, 1 more")).to_be_visible()
-    expect(row).to_contain_text("of 3")
 
 
 def test_pool_is_added(window: Window, run: str) -> None:
@@ -163,7 +153,7 @@ def test_pool_is_added(window: Window, run: str) -> None:
 def test_users_without_permission_see_no_buttons(window: Window, run: str, user: str) -> None:
     page = fleet(window, run, user=user)
     expect(page.locator("table.pools")).to_contain_text("Modal H100")
-    for name in ("Scale", "Stop replica 3", "Restart replica 3"):
+    for name in ("Scale", "Stop", "Restart replica 3"):  # of the run, and of its replicas
         expect(page.get_by_role("button", name=name)).to_have_count(0)
     expect(page.get_by_role("link", name="Add a pool")).to_have_count(0)
 

@@ -46,14 +46,13 @@ def test_backends_stay_in_their_card(window: Window, filled: None) -> None:
 def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) -> None:
     page = live(window, "?owner=fred")
     expect(trouble_of(page)).to_contain_text("InsufficientInstanceCapacity")
-    page = live(window, "?owner=fiona")
+    page.goto("/fleet?owner=fiona")
     expect(page.locator("[data-job]", has_text="Priced")).to_have_count(3)
     expect(trouble_of(page)).to_contain_text("Action required")
     expect(page.get_by_role("region", name="Orphaned jobs").first).to_contain_text("$8.00")
-    page = live(window)
+    page.goto("/fleet")
     orphans = page.get_by_role("region", name="Orphaned jobs").first
     expect(orphans).to_contain_text("no attempt has its launch key")
-    page = live(window, "?owner=fiona")
     page.get_by_role("link", name="Replica 2 of Priced").click()
     page.wait_for_url(re.compile(r"/runs/[0-9a-f-]+/replicas/2/$"))
 
@@ -94,21 +93,21 @@ def test_jobs_appear_and_change_without_a_reload(window: Window, site: Site, fil
     expect(page.get_by_role("link", name="Modal").first).to_be_focused()
 
 
-@pytest.mark.parametrize("selector", ["[data-job] time", "[data-job] a", ".pool-troubles"])
-def test_what_has_the_focus_does_not_stop_the_refresh(
-    window: Window, site: Site, filled: None, selector: str
-) -> None:
-    page = live(window)
-    place = page.locator(selector).first
-    place.focus()
+def refresh(page: Page, site: Site) -> None:
     old = page.locator(".sums").element_handle()
     site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
     old.wait_for_element_state("hidden")  # replaced
-    expect(place).to_be_focused()
 
 
-def test_a_refresh_keeps_what_was_scrolled(window: Window, site: Site, filled: None) -> None:
+def test_a_refresh_keeps_what_has_the_focus_and_what_was_scrolled(
+    window: Window, site: Site, filled: None
+) -> None:
     page = live(window)
+    for selector in ("[data-job] time", "[data-job] a", ".pool-troubles"):
+        place = page.locator(selector).first
+        place.focus()
+        refresh(page, site)
+        expect(place).to_be_focused()
     page.evaluate(
         "() => { const low = new CSSStyleSheet();"
         "  low.replaceSync('.pool-troubles { max-height: 40px; overflow: auto; }');"
@@ -116,9 +115,7 @@ def test_a_refresh_keeps_what_was_scrolled(window: Window, site: Site, filled: N
     )
     pools = page.locator(".pool-troubles")
     pools.evaluate("(list) => list.scrollTo(0, 30)")
-    old = page.locator(".sums").element_handle()
-    site.publish("none", run={"id": "none", "created_at": "2026-01-31T00:00:00Z"})
-    old.wait_for_element_state("hidden")
+    refresh(page, site)
     assert pools.evaluate("(list) => list.scrollTop") == 30
 
 
@@ -134,13 +131,7 @@ def test_back_shows_the_filters_of_the_address(window: Window, filled: None) -> 
 
 
 def test_without_a_script(window: Window, filled: None) -> None:
-    window.open("/fleet", user="vera")  # signs in
-    context = window.browser.new_context(
-        base_url=window.url, storage_state=window.signed_in["vera"], java_script_enabled=False
-    )
-    window.contexts.append(context)
-    page = context.new_page()
-    page.goto("/fleet?owner=fiona")
+    page = window.open("/fleet?owner=fiona", user="vera", scripts=False)
     page.get_by_role("combobox", name="State").select_option("restarting")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("[data-job]")).to_have_count(1)

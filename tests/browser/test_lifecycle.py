@@ -47,19 +47,9 @@ def test_pause_and_resume(window: Window, site: Site, demo: str) -> None:
     expect(page.get_by_role("button", name="Resume")).to_be_hidden()
 
 
-def test_buttons_follow_the_run(window: Window, site: Site, demo: str) -> None:
-    page = window.open(f"/runs/{demo}/")
-    is_live(page)
-    header = site.python(
-        "import json\nfrom runs.queries import selectors\nfrom runs.models import Run\n"
-        f"print(json.dumps(selectors.run_header(Run.objects.get(pk={demo!r}))))"
-    )
-    site.publish(demo, run=json.loads(header) | {"state": "paused"})
-    expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
-
-
-def test_menu_by_keyboard(window: Window, demo: str) -> None:
+def test_menu_by_keyboard_and_buttons_that_follow_the_run(
+    window: Window, site: Site, demo: str
+) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
     summary = page.get_by_label("More actions")
@@ -72,6 +62,14 @@ def test_menu_by_keyboard(window: Window, demo: str) -> None:
     expect(summary).to_be_focused()
     more(page).get_by_role("button", name="Save now").click()
     expect(page.get_by_text("saved as a checkpoint")).to_be_visible()
+    is_live(page)
+    header = site.python(
+        "import json\nfrom runs.queries import selectors\nfrom runs.models import Run\n"
+        f"print(json.dumps(selectors.run_header(Run.objects.get(pk={demo!r}))))"
+    )
+    site.publish(demo, run=json.loads(header) | {"state": "paused"})
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
 
 
 def test_notes_and_tags(window: Window, demo: str) -> None:

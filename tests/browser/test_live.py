@@ -49,7 +49,7 @@ def replica(**changes: Any) -> dict[str, Any]:
 
 def test_only_late_data_has_an_age(window: Window, site: Site, demo: str) -> None:
     """Replicas report every 15 s, so that younger data is up to date."""
-    page = window.open(f"/runs/{demo}/")
+    page = window.open(f"/runs/{demo}/", alone=True)
     is_live(page)
     now = datetime.now(UTC)
     page.clock.set_fixed_time(now)
@@ -246,9 +246,19 @@ def test_address_keeps_axis_smoothing_and_tab(window: Window, demo: str) -> None
     expect(page.get_by_role("region", name="Overview")).to_be_visible()
 
 
-def test_heatmap_by_keyboard(window: Window, demo: str) -> None:
-    page = window.open(f"/runs/{demo}/?tab=rounds")
+def test_charts_and_heatmap_by_keyboard(window: Window, demo: str) -> None:
+    page = window.open(f"/runs/{demo}/")
     is_live(page)
+    chart = page.locator('[data-plot="loss"] [data-chart]')
+    expect(chart.locator("canvas")).to_be_visible()
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator('[data-plot="loss"] [data-announce]')).to_contain_text("Evaluation")
+    page.locator('[data-plot="goodput"] [data-chart]').focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator('[data-plot="goodput"] [data-announce]')).to_contain_text("compute 8")
+
+    page.get_by_role("link", name="Rounds", exact=True).click()
     heat = page.locator('[data-heatmap="large"]')
     expect(heat.locator(".heat-announce")).to_contain_text("6 of 20 rounds")
     heat.locator("canvas").first.focus()
@@ -263,28 +273,6 @@ def test_heatmap_by_keyboard(window: Window, demo: str) -> None:
     expect_address(page, "round=6")
     detail.get_by_role("button", name="Previous round").click()
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
-
-
-def test_log_lines_are_filtered_by_replica(window: Window, demo: str) -> None:
-    page = window.open(f"/runs/{demo}/?tab=logs")
-    lines = page.locator("[data-lines] p")
-    expect(lines).to_have_count(12)
-    page.locator("[data-logs-card]").get_by_label("Replica").select_option(label="Replica 1")
-    expect(lines).to_have_count(3)
-    expect(lines.first).to_contain_text("replica 1")
-
-
-def test_charts_by_keyboard(window: Window, demo: str) -> None:
-    page = window.open(f"/runs/{demo}/")
-    is_live(page)
-    chart = page.locator('[data-plot="loss"] [data-chart]')
-    expect(chart.locator("canvas")).to_be_visible()
-    chart.focus()
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator('[data-plot="loss"] [data-announce]')).to_contain_text("Evaluation")
-    page.locator('[data-plot="goodput"] [data-chart]').focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.locator('[data-plot="goodput"] [data-announce]')).to_contain_text("compute 8")
 
 
 def test_stop_dialog_shows_the_consequences_and_stops(
@@ -307,10 +295,3 @@ def test_stop_dialog_shows_the_consequences_and_stops(
     expect(page.get_by_role("radio", name="Stop the machines now")).to_be_checked()
     page.get_by_role("button", name="Stop run").click()
     expect(page.locator('[data-s="why"]')).to_have_text("stopped by force by olga")
-
-
-@pytest.mark.parametrize("user", ["vera", "oscar"])
-def test_users_without_permission_see_no_stop_button(window: Window, demo: str, user: str) -> None:
-    page = window.open(f"/runs/{demo}/", user=user)
-    is_live(page)
-    expect(page.get_by_role("button", name="Stop")).to_have_count(0)

@@ -89,7 +89,7 @@ def test_one_stream_serves_all_tabs_and_survives_the_first(
 def test_without_shared_workers_each_tab_has_its_own_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
-    page = window.open("/planner")
+    page = window.open("/planner", alone=True)
     page.context.add_init_script(NO_SHARED_WORKER)
     for run, text in zip(runs, ("1.234", "2.345"), strict=True):
         tab = page.context.new_page()
@@ -104,7 +104,7 @@ def test_without_web_locks_tabs_share_a_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
     """Web Locks are missing over plain HTTP from another machine."""
-    page = window.open("/planner")
+    page = window.open("/planner", alone=True)
     page.context.add_init_script("Object.defineProperty(navigator, 'locks', { value: undefined })")
     for run, text in zip(runs, ("1.234", "2.345"), strict=True):
         tab = page.context.new_page()
@@ -117,7 +117,7 @@ def test_without_web_locks_tabs_share_a_stream(
 
 def test_a_silent_connection_is_replaced(window: Window, site: Site, runs: tuple[str, str]) -> None:
     """The server sends a heartbeat every 15 s."""
-    page = window.open("/planner")
+    page = window.open("/planner", alone=True)
     page.add_init_script(NO_SHARED_WORKER)
     page.clock.install()
     page.goto(f"/runs/{runs[0]}/")

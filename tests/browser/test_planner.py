@@ -42,7 +42,7 @@ def test_arrow_keys_select_h_and_update_the_address(window: Window) -> None:
     expect(local_steps).to_have_value(str(chosen))
 
 
-def test_click_on_the_chart_and_button_best_select_h(window: Window) -> None:
+def test_chart_and_button_best_select_h_and_errors_are_shown_at_their_field(window: Window) -> None:
     page = window.open(PLAN)
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart] .u-over").click(position={"x": 60, "y": 100})
@@ -50,10 +50,7 @@ def test_click_on_the_chart_and_button_best_select_h(window: Window) -> None:
     expect(local_steps).to_have_value(re.compile(r"^\d{1,2}$"))
     page.locator("[data-best]").click()
     expect(page.locator("[data-best]")).to_be_hidden()
-
-
-def test_error_is_shown_at_its_field(window: Window) -> None:
-    page = window.open(PLAN)
+    local_steps.fill("100")
     page.get_by_label("Overlap").fill("100")
     expect(page.get_by_text("expected less than the 100 local steps")).to_be_visible()
     expect(page.locator("[data-out][data-stale]")).to_have_count(1)

@@ -42,9 +42,12 @@ def test_row_shows_the_fields_of_its_backend(window: Window) -> None:
     values = hardware.locator("option").evaluate_all("all => all.map((o) => o.value)")
     assert len(values) > 5
     assert all(value.startswith("huggingface:") for value in values)
+    first.get_by_label("Backend").select_option("local")
+    expect(first.get_by_label("Image")).to_be_hidden()
 
 
-def test_price_field_appears_without_a_list_price(window: Window) -> None:
+def test_price_and_errors_are_shown_at_their_row(window: Window) -> None:
+    """The price can be entered where the backend has no price list."""
     page = window.open("/runs/new")
     pool = add(page, "kubernetes")
     expect(pool.get_by_label("Price", exact=True)).to_be_visible()
@@ -57,9 +60,17 @@ def test_price_field_appears_without_a_list_price(window: Window) -> None:
     total = page.locator('[data-estimate] [data-e="usd_text"]')
     expect(total).to_contain_text("at most $1.88 in 30m 00s")
     expect(page.locator("[data-replicas-total]")).to_have_text("7 in total")
-    pool.get_by_label("Backend").select_option("huggingface")
-    pool.get_by_label("Backend").select_option("local")
-    expect(pool.get_by_label("Image")).to_be_hidden()
+    deadline = pool.get_by_label("Job time limit")
+    deadline.fill("90")
+    deadline.blur()
+    expect(pool.locator(".errors:visible")).to_contain_text(
+        "Enter a duration such as 90m or 2h 30m, not '90'"
+    )
+    expect(deadline).to_have_attribute("aria-invalid", "true")
+    expect(row(page, 1).locator(".errors:visible")).to_have_count(0)
+    deadline.fill("90m")
+    deadline.blur()
+    expect(pool.locator(".errors:visible")).to_have_count(0)
 
 
 def test_added_and_removed_rows_are_renumbered(window: Window) -> None:
@@ -74,22 +85,6 @@ def test_added_and_removed_rows_are_renumbered(window: Window) -> None:
     page.get_by_role("button", name="Remove pool 2").click()
     expect(page.get_by_role("button", name="Remove pool 1")).to_be_hidden()
     expect(page.get_by_role("button", name="Add a pool")).to_be_focused()
-
-
-def test_error_is_shown_at_its_row(window: Window) -> None:
-    page = window.open("/runs/new")
-    pool = add(page, "kubernetes")
-    deadline = pool.get_by_label("Job time limit")
-    deadline.fill("90")
-    deadline.blur()
-    expect(pool.locator(".errors:visible")).to_contain_text(
-        "Enter a duration such as 90m or 2h 30m, not '90'"
-    )
-    expect(deadline).to_have_attribute("aria-invalid", "true")
-    expect(row(page, 1).locator(".errors:visible")).to_have_count(0)
-    deadline.fill("90m")
-    deadline.blur()
-    expect(pool.locator(".errors:visible")).to_have_count(0)
 
 
 def test_results_of_test_buttons_appear_beside_button_and_field(window: Window) -> None:

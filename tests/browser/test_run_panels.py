@@ -138,7 +138,7 @@ def test_a_filter_changed_while_the_script_of_its_tab_loads_applies(
     expect(logs.locator("[data-level]").first).to_have_value("error")
 
 
-def test_a_replica_is_highlighted_in_all_charts(page: Page) -> None:
+def test_a_replica_is_highlighted_and_downloads_follow_the_filters(page: Page) -> None:
     page.get_by_role("group", name="Highlighted replicas").get_by_role(
         "button", name="Replica 2"
     ).click()
@@ -155,6 +155,19 @@ def test_a_replica_is_highlighted_in_all_charts(page: Page) -> None:
     assert strip is not None
     assert strip["x"] <= box["x"]
     assert strip["x"] + strip["width"] >= box["x"] + box["width"]
+    page.get_by_role("link", name="Activity", exact=True).click()
+    rows = page.locator("[data-activity] .activity > li")
+    expect(rows).not_to_have_count(0)
+    everything = rows.count()
+    page.get_by_label("Level").and_(page.locator("[name=level]")).select_option("warning")
+    expect(rows.filter(has_not_text="void")).to_have_count(0)
+    eventually(page, rows.count, lambda number: number < everything)
+    expect_address(page, "level=warning")
+    page.get_by_role("link", name="Logs", exact=True).click()
+    page.locator("[data-logs-card] [data-level]").first.select_option("error")
+    expect(page.get_by_role("link", name="Download .txt")).to_have_attribute(
+        "href", re.compile(r"logs\.txt\?level=error$")
+    )
 
 
 def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
@@ -186,19 +199,3 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     page.reload()
     expect(page.locator("#rail")).to_be_hidden()
     expect(toggle).to_have_attribute("aria-expanded", "false")
-
-
-def test_activity_and_log_downloads_follow_the_filters(page: Page) -> None:
-    page.get_by_role("link", name="Activity", exact=True).click()
-    rows = page.locator("[data-activity] .activity > li")
-    expect(rows).not_to_have_count(0)
-    everything = rows.count()
-    page.get_by_label("Level").and_(page.locator("[name=level]")).select_option("warning")
-    expect(rows.filter(has_not_text="void")).to_have_count(0)
-    eventually(page, rows.count, lambda number: number < everything)
-    expect_address(page, "level=warning")
-    page.get_by_role("link", name="Logs", exact=True).click()
-    page.locator("[data-logs-card] [data-level]").first.select_option("error")
-    expect(page.get_by_role("link", name="Download .txt")).to_have_attribute(
-        "href", re.compile(r"logs\.txt\?level=error$")
-    )

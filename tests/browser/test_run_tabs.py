@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow
+from tests.browser.conftest import Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -30,12 +30,21 @@ def demo(site: Site) -> str:
     return site.seed("name='Many log lines', committed=12")
 
 
-def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -> None:
+def test_log_lines_are_downloaded_searched_filtered_and_linked(window: Window, demo: str) -> None:
     page = window.open(f"/runs/{demo}/?tab=logs")
     card = page.locator("[data-logs-card]")
     lines = card.locator("[data-lines] p")
     expect(lines).to_have_count(12)
     expect(card.locator("[data-follow]")).to_have_text("following")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download .txt").click()
+    with download.value.path().open() as file:
+        assert len(file.readlines()) == 12
+    card.get_by_label("Replica").select_option(label="Replica 1")
+    expect(lines).to_have_count(3)
+    expect(lines.first).to_contain_text("replica 1")
+    card.get_by_label("Replica").select_option(index=0)
+    expect(lines).to_have_count(12)
     card.get_by_label("Search").fill("retried")
     card.get_by_label("Search").press("Enter")
     expect(lines).to_have_count(4)
@@ -54,14 +63,6 @@ def test_log_lines_are_searched_filtered_and_linked(window: Window, demo: str) -
     expect(card.locator("[data-follow]")).to_contain_text("around line")
     expect(lines).to_have_count(12)
     window.shoot(page, "logs-line", full=False)
-
-
-def test_download_has_all_lines(window: Window, demo: str) -> None:
-    page = window.open(f"/runs/{demo}/?tab=logs")
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Download .txt").click()
-    with download.value.path().open() as file:
-        assert len(file.readlines()) == 12
 
 
 def test_refresh_in_flight_does_not_close_an_open_form(window: Window, site: Site) -> None:
@@ -117,7 +118,7 @@ def test_round_names_its_straggler(window: Window, site: Site) -> None:
         "c.save()\n"
         f"round_strips.rebuild(Round.objects.get(run={run!r}, number=7))"
     )
-    page = window.open(f"/runs/{run}/?tab=rounds&round=7")
+    page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=360)
     facts = page.locator("[data-round-detail] dl")
     expect(facts).to_contain_text("replica 2, 0.80 s")
     expect(facts).to_contain_text("Outer learning rate")
@@ -127,9 +128,6 @@ def test_round_names_its_straggler(window: Window, site: Site) -> None:
     first = ["Round", "State", "Contributors", "Not included", "Train loss", "Eval loss", "Tokens"]
     last = ["Norm", "Traffic", "Plan", "Straggler", "Opened", "Committed", "Reason"]
     expect(headings).to_have_text(first + last)
-    window.shoot(page, "rounds-1440")
-    page = window.open(f"/runs/{run}/?tab=rounds&round=7", width=360)
-    expect(page.locator("[data-round-detail] dl")).to_contain_text("replica 2")
     window.fits(page, "rounds", 360, 1280)
 
 
@@ -172,17 +170,6 @@ def test_replica_table_fits_and_covers_no_column(window: Window, site: Site) -> 
         assert table.evaluate(OVERLAPS) == [], width
 
 
-def test_staleness_of_a_replica_on_an_old_round(window: Window, site: Site) -> None:
-    run = site.seed("name='Behind', committed=12")
-    site.python(
-        "from runs.models import Replica\n"
-        f"Replica.objects.filter(run={run!r}, number=3).update(round=9)"
-    )
-    page = window.open(f"/runs/{run}/?tab=replicas")
-    stale = page.locator('[data-replicas="long"] [data-c="behind"]')
-    expect(stale).to_have_text(["", "", "", "4 behind"])
-
-
 def test_replica_row_shows_its_story(window: Window, site: Site) -> None:
     run = site.seed("name='Preempted', committed=12")
     site.python(
@@ -212,11 +199,14 @@ def test_replica_row_shows_its_story(window: Window, site: Site) -> None:
     window.shoot(page, "replica-story", full=False)
 
 
-def test_silent_replica_shows_no_pace(window: Window, site: Site) -> None:
-    run = site.seed("name='One is silent', committed=12")
+def test_silent_replica_shows_no_pace_and_a_late_one_its_distance(
+    window: Window, site: Site
+) -> None:
+    run = site.seed("name='One is silent, one behind', committed=12")
     site.python(
         "from datetime import timedelta\nfrom django.utils import timezone\n"
         "from runs.models import Replica\n"
+        f"Replica.objects.filter(run={run!r}, number=3).update(round=9)\n"
         f"Replica.objects.filter(run={run!r}, number=2).update("
         "beat_at=timezone.now() - timedelta(minutes=38))"
     )
@@ -225,6 +215,7 @@ def test_silent_replica_shows_no_pace(window: Window, site: Site) -> None:
     expect(rows.nth(2).locator('[data-c="beat"]')).to_have_text("38 min ago")
     expect(rows.nth(2).locator('[data-c="speed"]')).to_have_text("–")
     expect(rows.nth(1).locator('[data-c="speed"]')).to_contain_text("5,")
+    expect(rows.locator('[data-c="behind"]')).to_have_text(["", "", "", "4 behind"])
 
 
 def test_startup_checklist_shows_the_progress(window: Window, site: Site) -> None:
@@ -234,14 +225,11 @@ def test_startup_checklist_shows_the_progress(window: Window, site: Site) -> Non
         f"replicas = Replica.objects.filter(run={run!r})\n"
         "replicas.update(state='provisioning', backend_state='pending', step=0)"
     )
-    page = window.open(f"/runs/{run}/")
+    page = window.open(f"/runs/{run}/", width=360)
     items = page.locator("[data-checklist-items] li")
     expect(items).to_have_count(6)
     expect(items.nth(0)).to_contain_text("done after 1.0 s")
     expect(items.nth(1)).to_contain_text("done")
     expect(items.nth(2)).to_contain_text(re.compile(r"Image.*backend status: pending · \d"))
     expect(items.nth(4)).to_contain_text("0 of 2 training")
-    window.shoot(page, "checklist-1440", full=False)
-    page = window.open(f"/runs/{run}/", width=360)
-    expect(items).to_have_count(6)
-    assert overflow(page) <= 0
+    window.fits(page, "checklist", 360, 1440, full=False)

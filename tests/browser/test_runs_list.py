@@ -24,7 +24,7 @@ runs = [
     priced(seed.run(olga, name='Hot', state='degraded', committed=14, age_s=500,
                     reason='live 3 < target 4'), 4.0, backend='modal'),
     seed.run(olga, name='Bad bucket', state='failed', committed=0, age_s=400),
-    seed.run(olga, name=long, committed=240, total_rounds=400, sync_every=10, replicas=24, age_s=9),
+    seed.run(olga, name=long, committed=100, total_rounds=400, sync_every=10, replicas=24, age_s=9),
 ]
 Run.objects.filter(pk=runs[0].pk).update(tags=['sweep', 'H40'])
 Run.objects.filter(pk=runs[2].pk).update(tags=['sweep'])
@@ -32,7 +32,7 @@ print(' '.join(str(r.pk) for r in runs))
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runs(site: Site) -> Iterator[list[str]]:
     # Archive the runs of other tests: the list shows only those below.
     archive_all = "from runs.models import Run\nfrom django.utils import timezone\n"

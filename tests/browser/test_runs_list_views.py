@@ -33,7 +33,7 @@ from datetime import timedelta
 from runs.models import Run
 olga = seed.user('olga', 'operator')
 long = 'llama-1b-c4-H40-outer-lr-0.7-momentum-0.9-eight-replicas-on-three-clouds-again-2'
-first = seed.run(olga, name=long, committed=240, total_rounds=400, sync_every=10, replicas=24)
+first = seed.run(olga, name=long, committed=100, total_rounds=400, sync_every=10, replicas=24)
 Run.objects.filter(pk=first.pk).update(
     tags=['sweep', 'a-tag-that-is-as-long-as-a-tag-may-ever-get', 'baseline', 'x' * 40])
 for n in range(54):
@@ -70,20 +70,20 @@ def head(page: Page, name: str) -> Locator:
 
 
 def test_layout(window: Window, site: Site, empty: None) -> None:
-    shots = {"0": None, "1": "H40", "many": None}
-    for count in shots:
+    page = window.open("/", width=360)
+    for count in ("0", "1", "many"):
         if count == "1":
             site.python(
                 THREE + "Run.objects.exclude(name='H40').update(archived_at=runs[0].created_at)"
             )
         elif count == "many":
             site.python("from django.utils import timezone\n" + MANY)
-        page = window.open("/", width=360)
+        page.goto("/")
         window.fits(page, f"list-{count}", 360, 1280, 360, full=count != "many")
     for name in ("Columns", "Views"):
         open_menu(page, name)
         window.fits(page, f"list-{name.lower()}", 360, 1280, 360, full=False)
-    page = window.open("/?columns=name,state,loss,age&differ=1", width=360)
+    page.goto("/?columns=name,state,loss,age&differ=1")
     window.fits(page, "list-differ", 360, 1280, 360, full=False)
 
 

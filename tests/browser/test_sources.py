@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.conftest import Site, Window, running_site
+from tests.browser.conftest import Site, Window, opened_window, running_site
 
 pytestmark = pytest.mark.browser
 
@@ -33,17 +33,21 @@ def scripts(page: Any) -> set[str]:
 
 def test_unbundled_modules_work(browser: Browser, debug_site: Site) -> None:
     run = debug_site.seed("name='Unbundled', committed=4")
-    window = Window(browser=browser, url=debug_site.url, name="sources")
-    page = window.open(f"/runs/{run}/")
-    expect(page.locator('[data-plot="loss"] canvas').first).to_be_visible()
-    assert "/static/js/run.js" in scripts(page)
-    assert "/static/js/run/chart.js" in scripts(page)
-    assert not any("/dist/" in path for path in scripts(page))
-    for path in ("/", "/runs/new", "/planner", f"/compare?ids={run}", f"/runs/{run}/replicas/0/"):
-        page.goto(path)
-        expect(page.locator("h1")).to_be_visible()
-    window.close()
-    assert window.errors == []
+    with opened_window(browser, debug_site, "sources") as window:
+        page = window.open(f"/runs/{run}/")
+        expect(page.locator('[data-plot="loss"] canvas').first).to_be_visible()
+        assert "/static/js/run.js" in scripts(page)
+        assert "/static/js/run/chart.js" in scripts(page)
+        assert not any("/dist/" in path for path in scripts(page))
+        for path in (
+            "/",
+            "/runs/new",
+            "/planner",
+            f"/compare?ids={run}",
+            f"/runs/{run}/replicas/0/",
+        ):
+            page.goto(path)
+            expect(page.locator("h1")).to_be_visible()
 
 
 def test_pages_load_their_bundle_and_modules_are_not_served(window: Window, site: Site) -> None:

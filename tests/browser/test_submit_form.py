@@ -50,8 +50,11 @@ def test_estimate_follows_the_form(window: Window) -> None:
     expect(page.locator("[data-json]")).to_contain_text('"num_replicas": 1')
 
 
-def test_token_shards_ask_for_their_uri_and_coverage(window: Window) -> None:
+def test_data_of_users_and_token_shards_ask_for_their_uri(window: Window) -> None:
     page = window.open("/runs/new")
+    expect(page.get_by_label("Data URI")).to_be_hidden()
+    page.get_by_role("radio", name="My own text").check()
+    expect(page.get_by_label("Data URI")).to_be_visible()
     coverage = page.get_by_label("Coverage of an epoch")
     expect(coverage).to_be_hidden()
     page.get_by_role("radio", name="Token shards").check()
@@ -97,13 +100,6 @@ def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) ->
     summary.get_by_role("link", name="Outer learning rate", exact=True).click()
     expect_address(page, "#id_outer_lr")
     window.errors[:] = [e for e in window.errors if "422" not in e]
-
-
-def test_own_text_shows_the_field_data_uri(window: Window) -> None:
-    page = window.open("/runs/new")
-    expect(page.get_by_label("Data URI")).to_be_hidden()
-    page.get_by_role("radio", name="My own text").check()
-    expect(page.get_by_label("Data URI")).to_be_visible()
 
 
 def test_double_click_creates_one_run(window: Window, site: Site) -> None:

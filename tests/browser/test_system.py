@@ -37,14 +37,6 @@ def test_curves_of_replicas_and_their_range(window: Window, site: Site) -> None:
     expect_address(page, "tab=system", "table=memory")
 
 
-def test_arrow_keys_read_a_chart(window: Window, site: Site) -> None:
-    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system&replicas=0")
-    plot = page.locator('[data-plot="cpu"]')
-    expect(plot.locator("canvas").first).to_be_visible()
-    plot.locator("[data-chart]").press("ArrowRight")
-    expect(plot.locator("[data-announce]")).to_contain_text("Replica 0 1.")
-
-
 def test_missing_series_show_a_text_instead_of_zeros(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site, replicas=2, gpu=False)}/?tab=system")
     for name in ("gpu", "gpu_memory"):
@@ -52,13 +44,19 @@ def test_missing_series_show_a_text_instead_of_zeros(window: Window, site: Site)
         expect(chart).to_have_attribute("data-empty", "No replica has reported a GPU")
     expect(page.locator('[data-plot="cpu"] [data-legend] button')).to_have_count(4)
     none = site.seed("name='Nothing yet', state='queued', committed=0, replicas=2")
-    page = window.open(f"/runs/{none}/?tab=system")
+    page.goto(f"/runs/{none}/?tab=system")
     chart = page.locator('[data-plot="memory"] [data-chart]')
     expect(chart).to_have_attribute("data-empty", "Data appears after the first step")
 
 
-def test_toolbars_of_both_tabs_are_linked(window: Window, site: Site) -> None:
-    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system")
+def test_arrow_keys_read_a_chart_and_toolbars_of_both_tabs_are_linked(
+    window: Window, site: Site
+) -> None:
+    page = window.open(f"/runs/{make(site, replicas=2)}/?tab=system&replicas=0")
+    plot = page.locator('[data-plot="cpu"]')
+    expect(plot.locator("canvas").first).to_be_visible()
+    plot.locator("[data-chart]").press("ArrowRight")
+    expect(plot.locator("[data-announce]")).to_contain_text("Replica 0 1.")
     panel = page.locator('[data-panel="system"]')
     panel.get_by_role("button", name="Tokens", exact=True).click()
     page.get_by_role("link", name="Overview").click()

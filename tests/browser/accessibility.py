@@ -1,0 +1,134 @@
+"""Accessibility problems that axe-core finds on a page.
+
+Contrast takes two thirds of axe's time. It depends on colors, fonts and the elements behind a text,
+so one text of those that are equal in them is examined: :class:`Contrast`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Page
+
+FAILING_IMPACTS = ("serious", "critical")
+CONTRAST = "['color-contrast']"
+SEVERE = f"""axe._audit.rules.filter((rule) => rule.enabled && rule.id !== "color-contrast"
+    && {list(FAILING_IMPACTS)}.includes(rule.impact)
+    && !rule.tags.some((tag) => axe._audit.tagExclude.includes(tag))).map((rule) => rule.id)"""
+"""The rules whose violations count, without contrast."""
+
+CHOOSE = """
+([selector, known, classes]) => {
+    const own = new Map(), seen = new Set(known), news = [];
+    const hash = (text) => {
+        let high = 0xdeadbeef, low = 0x41c6ce57;
+        for (let i = 0; i < text.length; i++) {
+            const code = text.charCodeAt(i);
+            high = Math.imul(high ^ code, 2654435761);
+            low = Math.imul(low ^ code, 1597334677);
+        }
+        return 4294967296 * (2097151 & high) + (low >>> 0);
+    };
+    const behind = (element) => { // what the element and those around it paint behind a text
+        if (!element) return 0;
+        if (!own.has(element)) {
+            const style = getComputedStyle(element);
+            const paint = [style.backgroundColor, style.backgroundImage, style.opacity].join("|");
+            const around = behind(element.parentElement);
+            const place = classes
+                ? [element.localName, element.getAttribute("class"), style.position].join("|") : "";
+            const none = !place && paint === "rgba(0, 0, 0, 0)|none|1";
+            own.set(element, none ? around : hash([around, place, paint].join("|")));
+        }
+        return own.get(element);
+    };
+    const look = (element) => {
+        const style = getComputedStyle(element);
+        const text = [style.color, style.fontSize, style.fontWeight, style.textShadow];
+        return hash([behind(element), ...text].join("|"));
+    };
+    const hasText = (element) => element.matches("input, select, textarea")
+        || [...element.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
+    const root = document.querySelector(selector);
+    window.chosen = [root, ...root.querySelectorAll("*")].filter((element) => {
+        if (!hasText(element) || !element.checkVisibility()) return false;
+        const size = element.getBoundingClientRect();
+        if (size.width < 2 || size.height < 2 || seen.has(look(element))) return false;
+        seen.add(look(element));
+        news.push(look(element));
+        return true;
+    });
+    return news;
+}
+"""
+"""Sets ``chosen`` to one element of each look that is not ``known``, and returns their looks."""
+
+
+class Contrast:
+    """Examines the contrast of texts whose look no earlier page had.
+
+    A look is the color and font of a text and what is behind it: background and opacity of the
+    elements around it, with ``classes`` also their tags, classes and positions. Those distinguish
+    texts that other elements overlap, which needs to be examined in one scheme only.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+
+    def violations(
+        self, page: Page, part: str = "html", *, classes: bool = True
+    ) -> list[dict[str, Any]]:
+        looks = page.evaluate(CHOOSE, [part, list(self._known), classes])
+        if not looks:
+            return []
+        found = violations(page, f"runOnly: {CONTRAST}", "{include: window.chosen}")
+        if not found:  # a retry of a failed test finds the same
+            self._known.update(looks)
+        return found
+
+
+def violations(page: Page, options: str = "", context: str = "'html'") -> list[dict[str, Any]]:
+    """Return what axe finds in ``context``, a JavaScript expression.
+
+    Without ``preload``, which needs inline styles: no page depends on the orientation of a screen.
+    """
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE_SCRIPT)
+    options = f"{{preload: false, resultTypes: ['violations'], {options}}}"
+    result: list[dict[str, Any]] = page.evaluate(
+        f"axe.run({context}, {options}).then(r => r.violations)"
+    )
+    return result
+
+
+def severe(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in found if one["impact"] in FAILING_IMPACTS]
+
+
+def describe(found: list[dict[str, Any]]) -> str:
+    lines = []
+    for violation in found:
+        lines.append(f"{violation['impact']}: {violation['id']}: {violation['help']}")
+        for node in violation["nodes"][:4]:
+            lines += [
+                f"    {node['html'][:160]}",
+                f"        {node.get('failureSummary', '')[:300]}",
+            ]
+    return "\n".join(lines)
+
+
+def problems_in_both_schemes(
+    page: Page, name: str, contrast: Contrast, part: str = "html"
+) -> list[str]:
+    """What axe finds in the first element that matches the selector ``part``: the violations of
+    failing impact in light, contrast in dark too."""
+    problems = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        found = contrast.violations(page, part, classes=scheme == "light")
+        if scheme == "light":
+            found += severe(violations(page, f"runOnly: {SEVERE}", repr(part)))
+        if found:
+            problems.append(f"{name}, {scheme}:\n{describe(found)}")
+    return problems
