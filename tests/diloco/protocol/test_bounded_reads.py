@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from diloco.store.base import LocalStore
 
 ROOT = Path(__file__).parents[3]
 STORES = {"store", "_store", "inner", "source", "into", "access"}
+GET = re.compile(rf"\b(?:{'|'.join(sorted(STORES))})\s*\.\s*get\b")
 PAYLOADS = {
     "runs/export/hub_files.py",  # files of the Hub, which is not read through a store
     "diloco/preflight.py",  # an object that this process has just written
@@ -34,6 +36,8 @@ PAYLOADS = {
 
 def unlimited_gets(source: str) -> Iterator[int]:
     """Return the lines that call a store's ``get`` with a key only."""
+    if not GET.search(source):
+        return  # parsing takes seconds for all files
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
