@@ -41,7 +41,7 @@ def make_scenario(rng: random.Random) -> Scenario:
     replicas = rng.randint(2, 4)
     plan = rng.choice(["gather", "sharded", "syncer"])
     fragments, sync_every, overlap = rng.choice(
-        [(1, 3, 0), (1, 3, 0), (1, 4, 2), (2, 4, 0), (2, 4, 1), (2, 4, 3), (4, 8, 3)]
+        [(1, 3, 0), (1, 4, 2), (2, 4, 0), (2, 4, 1), (2, 4, 3), (4, 8, 3), (1, 24, 0), (2, 24, 20)]
     )
     fixed = rng.random() < 0.15
     mixing_alpha, total_rounds = rng.choice([0.5, 1.0]), rng.randint(6, 14)
