@@ -27,7 +27,7 @@ def test_the_counts_are_a_function_of_the_seed(straggling: Measured) -> None:
 
 def test_two_replicas_list_and_the_others_poll(calm: Measured, straggling: Measured) -> None:
     assert calm.listers <= TWO
-    assert straggling.listers == TWO
+    assert straggling.listers == TWO | {"replica 7"}, "the straggler looks for the quorum"
 
 
 def test_exchanges_make_few_requests(calm: Measured, straggling: Measured) -> None:
@@ -54,7 +54,7 @@ def test_timed_requests_follow_the_heartbeat_timeout(calm: Measured) -> None:
 
 def test_a_replica_writes_few_heartbeats_while_no_other_waits_for_it(calm: Measured) -> None:
     """When it begins, in the last timeout of its computation, and in the exchange."""
-    assert calm.requests["heartbeats", "PUT"] == pytest.approx(3.5, abs=1)
+    assert calm.requests["heartbeats", "PUT"] == pytest.approx(3, abs=1)
 
 
 def test_the_planner_predicts_the_requests(calm: Measured) -> None:

@@ -130,6 +130,7 @@ def test_rate_is_that_of_the_running_jobs(window: Window, site: Site) -> None:
     rate = page.locator('[data-s="rate"]')
     expect(rate).to_have_text("$15.65/h +")
     expect(page.locator('[data-s="cost"]')).to_have_text("$12.35 +")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     site.publish(run.strip(), run={"usd_h": 3.5, "usd_h_known": True, "alerts": 3})
     expect(page.locator("[data-alert-count] [data-n]")).to_have_text("3")
     expect(rate).to_have_text("$3.50/h")

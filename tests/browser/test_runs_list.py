@@ -101,6 +101,21 @@ def test_completion_by_keyboard_and_groups(window: Window, runs: list[str]) -> N
     expect(page.locator("[data-run]")).to_have_count(2)
 
 
+def test_a_completion_replaces_what_was_typed_since_it_was_listed(
+    window: Window, runs: list[str]
+) -> None:
+    page = window.open("/")
+    field = page.get_by_label("Find runs")
+    field.press_sequentially("o")
+    found = page.get_by_role("listbox", name="Completions").get_by_role("option")
+    expect(found.filter(has_text="owner:")).to_have_count(1)
+    page.route("**/complete.json*", lambda route: None)  # no further answer
+    field.press("w")
+    field.press("ArrowDown")
+    field.press("Tab")
+    expect(field).to_have_value("owner:")
+
+
 def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
     for key in "jxjx":

@@ -72,6 +72,7 @@ export function completion(field) {
   }
 
   field.addEventListener("input", () => {
+    asked = field.value.slice(0, field.selectionStart); // what a listed completion replaces
     clearTimeout(timer);
     timer = setTimeout(ask, WAIT_MS);
   });
