@@ -45,6 +45,7 @@ def test_the_newest_rounds_stay_in_sight(window: Window, site: Site) -> None:
     page.goto(f"/runs/{run}/")
     heat = page.locator(SCROLLER)
     known = at_the_end(heat, 90 * 9)
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     site.publish(
         run,
         rounds=[
