@@ -35,6 +35,7 @@ from diloco.errors import StopReason
 from diloco.exit_codes import EX_TERMINATED, end_process, exit_code_of
 from diloco.group import Group, join, replica_number
 from diloco.membership.graceful_shutdown import GracefulShutdown
+from diloco.model.compiler_import import defer_compiler_import
 from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import startup_of_process
@@ -106,6 +107,7 @@ def train(group: Group, workload: Workload, model: torch.nn.Module, rank: Rank) 
 
 def run(uri: str, replica: int) -> int:
     """Train as replica number ``replica``; return the exit code."""
+    defer_compiler_import()
     store = open_store(uri, coordinator=True)  # only the group's coordinator creates objects
     clock = SystemClock()
     patient = RetryingStore(store, clock=clock, rng=random.Random(), deadline_s=60.0)
