@@ -12,23 +12,20 @@ from tests.runs import run_harness as w
 from tests.runs.ingest_harness import IngestHarness
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
+def patched_clock(patch: pytest.MonkeyPatch) -> w.Clock:
     made = w.Clock()
-    monkeypatch.setattr("django.utils.timezone.now", made)
+    patch.setattr("django.utils.timezone.now", made)
     return made
 
 
-@pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
+def patched_executor(patch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
     for module in ("reconcile.launch", "reconcile.jobs"):
-        monkeypatch.setattr(f"runs.{module}.executor_for", lambda pool: made)
+        patch.setattr(f"runs.{module}.executor_for", lambda pool: made)
     return made
 
 
-@pytest.fixture
-def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def patched_outbox(patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """(task, *args) of every enqueued task. ``test_task_queue`` checks that they are sent
     after the commit."""
     sent: list[tuple[Any, ...]] = []
@@ -44,26 +41,48 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "actions.admin_overrides",
         "admin.replicas",
     ):
-        monkeypatch.setattr(
+        patch.setattr(
             f"runs.{module}.enqueue", lambda task, *args, expires=None: sent.append((task, *args))
         )
     return sent
 
 
+def create(**changes: Any) -> Any:
+    """Create a queued run as the submit form does; group settings by keyword."""
+    import uuid
+
+    from runs.submit.create import create_run
+
+    owner = changes.pop("owner", None) or w.person("olga", "operator")
+    return create_run(w.draft(**changes), owner=owner, submit_key=uuid.uuid4().hex)
+
+
+def launched(run: Any, patch: pytest.MonkeyPatch, *workers: Any) -> Harness:
+    """Launch the run with a clock, an executor and an outbox."""
+    deltas: list[dict[str, Any]] = []
+    patch.setattr("runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta))
+    return Harness(run, *workers, deltas)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> w.Clock:
+    return patched_clock(monkeypatch)
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
+    return patched_executor(monkeypatch)
+
+
+@pytest.fixture
+def outbox(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    return patched_outbox(monkeypatch)
+
+
 @pytest.fixture
 def make_run(db: None, tmp_path: Path, outbox: Any, settings: Any) -> Callable[..., Any]:
-    """Creates queued runs as the submit form does; group settings by keyword."""
     settings.DEFAULT_RENDEZVOUS = (tmp_path / "rendezvous").as_uri()
-
-    def make(**changes: Any) -> Any:
-        import uuid
-
-        from runs.submit.create import create_run
-
-        owner = changes.pop("owner", None) or w.person("olga", "operator")
-        return create_run(w.draft(**changes), owner=owner, submit_key=uuid.uuid4().hex)
-
-    return make
+    return create
 
 
 @pytest.fixture
@@ -75,11 +94,7 @@ def make_harness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Harness]:
     def make(**changes: Any) -> Harness:
-        deltas: list[dict[str, Any]] = []
-        monkeypatch.setattr(
-            "runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta)
-        )
-        return Harness(make_run(**changes), clock, executor, outbox, deltas)
+        return launched(make_run(**changes), monkeypatch, clock, executor, outbox)
 
     return make
 

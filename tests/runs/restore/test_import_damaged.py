@@ -3,13 +3,14 @@ Never an exception, and never an incomplete run that looks complete."""
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,8 +21,17 @@ from diloco.protocol.ownership import PrefixOwner
 from diloco.store.base import Store
 from runs.models import Archive, MetricBlock, Round, Run
 from runs.restore import import_run
+from tests.module_rows import Unblock
+from tests.runs.conftest import (
+    create,
+    launched,
+    patched_clock,
+    patched_executor,
+    patched_outbox,
+)
 from tests.runs.restore.test_import import end, run_rounds_and_failures
 from tests.runs.rows import rows
+from tests.runs.run_harness import Bucket, Clock
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow(minutes=1)]
 
@@ -46,33 +56,73 @@ def attempt_import(uri: str) -> Outcome:
     return Outcome(Run.objects.get(rendezvous=uri), "", err.getvalue())
 
 
-@pytest.fixture
-def lost(make_harness: Callable[..., Any]) -> Any:
-    """An ended run that exists only in its bucket, and its former rows."""
+@dataclass
+class Lost:
+    """A run whose rows are deleted, so that it exists only in its bucket."""
+
+    run: Run
+    bucket: Bucket
+    before: dict[str, Any]
+    """The rows of the ended run."""
+    live: dict[str, bytes]
+    """The objects of the bucket before the run ended."""
+    ended: dict[str, bytes]
+
+    def fill(self, objects: dict[str, bytes]) -> None:
+        """Let the bucket contain these objects and no other ones."""
+        now = contents(self.bucket.store)
+        self.bucket.store.delete([key for key in now if key not in objects])
+        for key, data in objects.items():
+            if now.get(key) != data:
+                self.bucket.store.put(key, data)
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {info.key: store.get(info.key) for info in store.list("")}
+
+
+@pytest.fixture(scope="module")
+def made(module_rows: Unblock, tmp_path_factory: pytest.TempPathFactory) -> Lost:
+    from django.conf import settings
+
     from runs.submit.run_draft import PoolDraft
 
-    harness = make_harness(
-        replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6
-    )
-    run_rounds_and_failures(harness)
-    end(harness)
-    harness.before = rows(harness.run)
-    Run.objects.filter(pk=harness.run.pk).delete()
-    return harness
+    folder = tmp_path_factory.mktemp("rendezvous")
+    with pytest.MonkeyPatch.context() as patch, module_rows():
+        patch.setattr(settings, "DEFAULT_RENDEZVOUS", folder.as_uri())
+        workers = patched_clock(patch), patched_executor(patch), patched_outbox(patch)
+        pools = (PoolDraft(count=2, price_usd_h=36.0),)
+        run = create(replicas=2, pools=pools, budget_usd=1e6)
+        harness = launched(run, patch, *workers)
+        run_rounds_and_failures(harness)
+        store = harness.bucket.store
+        live = contents(store)
+        end(harness)
+        result = Lost(run, harness.bucket, rows(run), live, contents(store))
+        Run.objects.filter(pk=run.pk).delete()
+        return result
+
+
+@pytest.fixture
+def lost(db: None, made: Lost, clock: Clock, executor: Any, outbox: Any) -> Lost:
+    """The ended run, whose bucket a test can damage."""
+    clock.pass_s(3600)
+    made.fill(made.ended)
+    return replace(made, run=copy.deepcopy(made.run))
 
 
 def nothing_is_left() -> bool:
     return not (Run.objects.exists() or MetricBlock.objects.exists() or Archive.objects.exists())
 
 
-def test_a_missing_commit_is_named(lost: Any) -> None:
+def test_a_missing_commit_is_named(lost: Lost) -> None:
     lost.bucket.store.delete([keys.commit(2)])
     result = attempt_import(lost.run.rendezvous)
     assert f"expected {keys.commit(2)}, found none" in result.refused
     assert nothing_is_left()
 
 
-def test_a_marker_of_another_run_is_refused(lost: Any) -> None:
+def test_a_marker_of_another_run_is_refused(lost: Lost) -> None:
     other = str(uuid.uuid4())
     lost.bucket.store.put(keys.OWNER, PrefixOwner(run_id=other).to_bytes())
     result = attempt_import(lost.run.rendezvous)
@@ -86,7 +136,7 @@ def test_a_marker_of_another_run_is_refused(lost: Any) -> None:
 
 
 def test_a_submission_between_check_and_import_is_excluded_by_the_lock(
-    lost: Any, monkeypatch: pytest.MonkeyPatch
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     checked = import_run.check_free
@@ -100,7 +150,7 @@ def test_a_submission_between_check_and_import_is_excluded_by_the_lock(
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_missing_journal_object_of_a_finished_run_is_a_remark_and_an_event(
-    lost: Any, n: int
+    lost: Lost, n: int
 ) -> None:
     lost.bucket.store.delete([keys.journal(n)])
     result = attempt_import(lost.run.rendezvous)
@@ -112,20 +162,15 @@ def test_a_missing_journal_object_of_a_finished_run_is_a_remark_and_an_event(
     assert event.level == "warning"
 
 
-def test_a_missing_journal_object_of_a_live_run_is_refused(
-    make_harness: Callable[..., Any],
-) -> None:
-    harness = make_harness(replicas=2)
-    run_rounds_and_failures(harness)
-    uri = harness.run.rendezvous
-    Run.objects.all().delete()
-    harness.bucket.store.delete([keys.journal(2)])
-    result = attempt_import(uri)
+def test_a_missing_journal_object_of_a_live_run_is_refused(lost: Lost) -> None:
+    lost.fill(lost.live)
+    lost.bucket.store.delete([keys.journal(2)])
+    result = attempt_import(lost.run.rendezvous)
     assert f"{keys.journal(2)}: expected an object, found none" in result.refused
     assert nothing_is_left()
 
 
-def test_a_missing_segment_is_a_remark_and_the_later_ones_are_read(lost: Any) -> None:
+def test_a_missing_segment_is_a_remark_and_the_later_ones_are_read(lost: Lost) -> None:
     from tests.runs.run_harness import incarnation
 
     key = keys.telemetry(0, incarnation(0), 2)
@@ -214,7 +259,7 @@ DAMAGES = 63
 """Number of tested damages, of about 4000; ``ARCHIPELAGO_LONG=1`` tests all."""
 
 
-def test_damage_is_refused_or_reported(lost: Any) -> None:
+def test_damage_is_refused_or_reported(lost: Lost) -> None:
     store, uri = lost.bucket.store, lost.run.rendezvous
     result = list(damages(store))
     step = 1 if os.environ.get("ARCHIPELAGO_LONG") else max(len(result) // DAMAGES, 1)
@@ -252,7 +297,7 @@ def is_optional(key: str) -> bool:
     return not key.startswith((keys.JOURNAL, keys.GROUP)) and not key.endswith("commit.json")
 
 
-def test_a_finished_run_is_imported_with_its_cosines(lost: Any) -> None:
+def test_a_finished_run_is_imported_with_its_cosines(lost: Lost) -> None:
     assert attempt_import(lost.run.rendezvous).run is not None
     assert rows(Run.objects.get())["Round"] == lost.before["Round"]
     assert Round.objects.exists()
