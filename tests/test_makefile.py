@@ -1,7 +1,7 @@
 """The demo targets of the Makefile, run in a copy of the repository with its state in ``var/``.
 
-The copy shares this repository's virtual environment, which ``make`` finds complete. ``ROUNDS``
-shortens the demo runs.
+The copy shares this repository's virtual environment, which ``make`` finds complete, and its
+compiled modules. ``ROUNDS`` shortens the demo runs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,23 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source, target = ROOT / name, tmp_path / name
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+            shutil.copy2(source, target)
     if not (tmp_path / ".venv").exists():
         (tmp_path / ".venv").symlink_to((ROOT / ".venv").resolve())
+    share_compiled_modules(tmp_path)
     return tmp_path
+
+
+def share_compiled_modules(clone: Path) -> None:
+    """Let Python find the compiled modules of this repository for the files of the copy, which have
+    the same times."""
+    if sys.pycache_prefix is None:
+        return
+    compiled = Path(sys.pycache_prefix)
+    own, of_clone = (compiled / root.relative_to("/") for root in (ROOT, clone))
+    if own.is_dir():
+        of_clone.parent.mkdir(parents=True, exist_ok=True)
+        of_clone.symlink_to(own)
 
 
 def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

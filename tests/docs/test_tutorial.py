@@ -18,7 +18,7 @@ from scripts import try_tutorial
 from scripts.try_tutorial import OWN_MODEL
 from tests.wheel import build_wheel
 
-USED = ("PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS")
+USED = ("PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS", "PYTHONPYCACHEPREFIX")
 
 
 def test_it_has_less_than_20_lines_to_type() -> None:
