@@ -3,8 +3,9 @@
 It uses only the standard library, because it runs before anything is installed. uv installs
 everything except torch from a lock file in ``requirements/``; pip does it if uv fails, because uv
 ignores pip's configuration. pip installs torch, because its configuration can name an index with a
-CPU build. A stamp (lock file, Python and torch version) makes the second run immediate. npm, with
-Node from a wheel, installs the Azure emulator of the tests and the bundler of the page scripts.
+CPU build. A stamp (lock file, Python and torch version) makes the second run immediate, and ``run``
+after ``dev``. npm, with Node from a wheel, installs the Azure emulator of the tests and the bundler
+of the page scripts.
 
 Every failure is one line and an exit code: 1 for an error, 130 for Ctrl-C. It changes nothing
 outside ``.venv``, except that ``--browser`` can install a browser for the tests.
@@ -34,6 +35,9 @@ UV = "uv==0.13.8"
 TORCH = "2.13.0"
 TORCH_RANGE = ((2, 6), (2, 14))
 """The range that pyproject.toml supports: from the first version, below the second."""
+
+PROVIDED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
+"""The targets whose packages include those of a target."""
 
 FREE_BYTES = {"run": 1_600_000_000, "dev": 3_000_000_000}
 CUDA_BYTES = 8_000_000_000
@@ -117,6 +121,14 @@ def stamp_of(target: str) -> str:
     version = ".".join(str(part) for part in sys.version_info[:2])
     parts = [(ROOT / "requirements" / f"{target}.txt").read_text(), version, TORCH]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def is_installed(target: str) -> bool:
+    """Whether ``.venv`` has the packages of the target, by the stamps of finished set-ups."""
+    stamps = {name: VENV / f"stamp-{name}" for name in PROVIDED_BY[target]}
+    return PYTHON.exists() and any(
+        stamp.exists() and stamp.read_text() == stamp_of(name) for name, stamp in stamps.items()
+    )
 
 
 def make_venv() -> None:
@@ -281,16 +293,15 @@ def provide_bundler() -> None:
 
 def prepare(target: str, *, browser: bool) -> None:
     check_machine(target)
-    stamp, stamp_file = stamp_of(target), VENV / f"stamp-{target}"
     # Two set-ups take turns. The locked file exists before .venv does.
     with (ROOT / "pyproject.toml").open() as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
-        if not (PYTHON.exists() and stamp_file.exists() and stamp_file.read_text() == stamp):
+        if not is_installed(target):
             make_venv()
             uv_path = uv()
             install_lock(target, uv_path)
             install_torch(uv_path)
-            stamp_file.write_text(stamp)
+            (VENV / f"stamp-{target}").write_text(stamp_of(target))
         if target == "dev":
             provide_azurite()
             provide_bundler()

@@ -175,6 +175,27 @@ def test_playwrights_download_is_tried_before_the_system_package(
     assert not tools.called("apt-get")
 
 
+def test_the_packages_of_dev_include_those_of_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: Tools
+) -> None:
+    run, dev = (
+        {line.split()[0] for line in text.splitlines() if line[:1] not in ("#", " ", "")}
+        for text in (
+            (bootstrap.ROOT / "requirements" / f"{target}.txt").read_text()
+            for target in ("run", "dev")
+        )
+    )
+    assert run < dev
+    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    assert not bootstrap.is_installed("run")
+    (tmp_path / "stamp-dev").write_text(bootstrap.stamp_of("dev"))
+    bootstrap.prepare("run", browser=False)
+    assert not tools.calls
+    (tmp_path / "stamp-dev").write_text("an older lock")
+    (tmp_path / "stamp-run").write_text(bootstrap.stamp_of("run"))
+    assert bootstrap.is_installed("run") and not bootstrap.is_installed("dev")
+
+
 def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 10, 4, "final", 0))
     with pytest.raises(Stop, match=r"expected Python 3.11 or newer, found 3\.10\.4"):
