@@ -77,7 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     cpu_profile.register(config)
     statements.register(config)
     worker_input = getattr(config, "workerinput", None)
-    migrated.share(Path(worker_input["migrated"]) if worker_input else _VAR / "migrated")
+    shared = os.environ.get(migrated.VARIABLE, str(_VAR / "migrated"))
+    migrated.share(Path(worker_input["migrated"] if worker_input else shared))
     if worker_input is not None:
         parallel.end_with_controller()
     if _on_postgres() and worker_input is not None:

@@ -22,6 +22,8 @@ from tests.django_process import REPOSITORY
 from tests.session_folder import session_folder
 
 SQLITE = "archipelago.sqlite3"
+VARIABLE = "ARCHIPELAGO_TEST_MIGRATED"
+"""The folder of a migrated database, for a session that a test starts."""
 _POSTGRES = "migrated"
 
 _shared: Path | None = None

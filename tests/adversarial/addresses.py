@@ -18,6 +18,7 @@ SERIES = (
     "norm_high,cosine,update_norm,phase_compute,gpu_busy,rss_bytes,bytes_up,up_bytes_per_s",
 )
 TABS = ("charts", "fleet", "rounds", "logs", "activity")
+VIEWS = ("&last=1", "&points=10", "&replica=0", "&own=0")
 AXES = ("step", "round", "tokens", "wall")
 
 
@@ -33,7 +34,7 @@ def variants(run: Any) -> Iterator[str]:
     for tab in TABS:
         yield f"{at}?tab={tab}"
     for axis in AXES:
-        for more, names in zip(("&last=1", "&points=10", "&replica=0", "&own=0"), SERIES * 2):
+        for more, names in zip(VIEWS, SERIES * 2, strict=True):
             yield f"{at}series.json?of={names}&x={axis}{more}"
     for table in TABLES:
         for format in sorted(CONTENT_TYPES.keys() - {"csv"}):

@@ -19,6 +19,7 @@ import pytest
 
 from tests import postgres
 from tests.django_process import REPOSITORY, DjangoProcess
+from tests.migrated import SQLITE, migrated_database
 from tests.servers import child, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
@@ -65,7 +66,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def filled(env: dict[str, str]) -> str:
-    """Migrate the empty database and fill it; return the digests of its tables."""
+    """Migrate the database and fill it; return the digests of its tables."""
     with contextlib.closing(DjangoProcess(env)) as django:
         django.run(MIGRATE.format(check=False))
         django.run(FILL)
@@ -99,14 +100,16 @@ def is_as_before(before: str, env: dict[str, str]) -> None:
 def test_sqlite(tmp_path: Path) -> None:
     old, new = tmp_path / "var", tmp_path / "new"
     env = environment(ARCHIPELAGO_VAR=str(old))
+    old.mkdir()
+    shutil.copy(migrated_database(), old / SQLITE)
     before = filled(env)
     words = command_of('.venv/bin/python -c "import sqlite3')
     assert words.startswith(".venv/bin/python ")
     with writing(env, tmp_path / "log"):
         subprocess.run([sys.executable, *shlex.split(words)[1:]], cwd=tmp_path, env=env, check=True)
     new.mkdir()
-    shutil.move(tmp_path / "backup.sqlite3", new / "archipelago.sqlite3")
-    with contextlib.closing(sqlite3.connect(new / "archipelago.sqlite3")) as database:
+    shutil.move(tmp_path / "backup.sqlite3", new / SQLITE)
+    with contextlib.closing(sqlite3.connect(new / SQLITE)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     is_as_before(before, environment(ARCHIPELAGO_VAR=str(new)))
 

@@ -1,26 +1,39 @@
-"""The lifecycle of a run on the live stack, through the API: pause, resume, forced stop, resume
-without replicas, checkpoint, fork, import into another database, archive and delete."""
+"""Runs on the live stack from their submission to their end.
+
+One is paused, resumed, stopped by force, resumed without replicas, saved, forked, imported into
+another database, archived and deleted, through the API. Uploaded code trains, and bad input is
+reported on the run, in its events and in the replica's log. All are in one file, so that they share
+a server."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.e2e.lives import POLL_S, create, wait_for_ingest
+from tests.django_process import DjangoProcess
+from tests.e2e.lives import (
+    POLL_S,
+    create,
+    look,
+    wait_for,
+    wait_for_failure,
+    wait_for_ingest,
+)
 from tests.servers import wait_until
 from tests.stack import REPOSITORY, LiveStack, stack_env
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=3)]
 
 _TOKEN = """
 from django.contrib.auth.models import User
@@ -34,11 +47,41 @@ from runs.models import Run
 from tests.runs.rows import rows
 print(json.dumps(rows(Run.objects.get(pk={run!r})), sort_keys=True, default=str))
 """
-_EMPTY = """
+_IMPORT = """
+import sys
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from runs.models import Run
 assert not Run.objects.exists()
 User.objects.create_user("operator")
+call_command("import_run", {uri!r}, stdout=sys.stdout, stderr=sys.stdout)
+"""
+EXAMPLE = REPOSITORY / "examples" / "custom_workload" / "spirals.py"
+
+_UPLOAD = """
+import base64, secrets
+from django.contrib.auth.models import User
+from diloco.protocol.settings import GroupSettings
+from diloco.protocol.workload import CustomWorkload
+from runs.submit.uploads import store_archive
+from runs.submit.run_draft import PoolDraft, RunDraft
+from runs.submit.create import create_run
+data = base64.b64decode({data!r})
+import hashlib
+draft = RunDraft(
+    name="own code",
+    settings=GroupSettings(
+        num_replicas=2, sync_every=5, total_rounds=3, warmup_steps=0, batch_size=8,
+        heartbeat_timeout_s=6.0, start_wait_s=300.0,
+    ),
+    workload=CustomWorkload(
+        function="spirals:build", archive=hashlib.sha256(data).hexdigest(), arguments={arguments!r}
+    ),
+    pools=(PoolDraft(count=2),),
+    archive=data,
+)
+owner = User.objects.get(username="operator")
+print(create_run(draft, owner=owner, submit_key=secrets.token_hex()).pk)
 """
 
 
@@ -188,8 +231,11 @@ def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
         assert "at round" in over["state_reason"]
         api.gone(one)
     wait_for_ingest(live_stack, run, fork)
-    elsewhere = import_elsewhere(live_stack, tmp_path, over["rendezvous"])
-    here, there = rows_of(live_stack.env, run), rows_of(elsewhere, run)
+    with server_elsewhere(live_stack, tmp_path) as elsewhere:
+        assert "remark" not in elsewhere.run(_IMPORT.format(uri=over["rendezvous"]))
+        here, there = (
+            json.loads(each.run(_ROWS.format(run=run))) for each in (live_stack.process, elsewhere)
+        )
     leave_out_late_arrivals(here, there)
     assert differences(here, there) == []
 
@@ -238,32 +284,65 @@ def differences(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> list
     return result
 
 
-def rows_of(env: dict[str, str], run: str) -> dict[str, list[Any]]:
-    result: dict[str, list[Any]] = json.loads(
-        manage(env, "shell", "--no-imports", "-c", _ROWS.format(run=run))
-    )
-    return result
-
-
-def import_elsewhere(stack: LiveStack, folder: Path, uri: str) -> dict[str, str]:
-    """Import the run on a server with an empty database; return that server's environment."""
+@contextlib.contextmanager
+def server_elsewhere(stack: LiveStack, folder: Path) -> Iterator[DjangoProcess]:
+    """A Django process with an empty database that reads the same buckets."""
     env = {
         **stack_env(folder, migrated=True),
         "REDIS_URL": "redis://127.0.0.1:1/0",  # no worker runs its tasks
         "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(stack.var / "rendezvous"),
     }
-    manage(env, "shell", "--no-imports", "-c", _EMPTY)
-    assert "remark" not in manage(env, "import_run", uri)
-    return env
+    with contextlib.closing(DjangoProcess(env)) as process:
+        yield process
 
 
-def manage(env: dict[str, str], *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "manage.py", *command],
-        cwd=REPOSITORY,
-        env=env,
-        capture_output=True,
-        text=True,
+def zipped(*files: Path) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in files:
+            archive.writestr(file.name, file.read_text())
+    return buffer.getvalue()
+
+
+def test_uploaded_code_trains_to_the_end(live_stack: LiveStack) -> None:
+    data = base64.b64encode(zipped(EXAMPLE)).decode()
+    run = live_stack.python(_UPLOAD.format(data=data, arguments={}))
+    wait_for(
+        live_stack,
+        run,
+        # The run ends with its result; its jobs can end later.
+        lambda seen: (
+            seen["state"] == "succeeded"
+            and all(attempt["exit_code"] is not None for attempt in seen["attempts"])
+        ),
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout if command[0] == "shell" else done.stdout + done.stderr
+    wait_for_ingest(live_stack, run)
+    seen = look(live_stack, run)
+    assert seen["rounds"] == 3
+    assert [count for *_, count in seen["contributions"]] == [2, 2, 2]
+    assert [a["exit_code"] for a in seen["attempts"]] == [0, 0]
+
+
+def test_a_replica_that_cannot_start_fails_the_run_with_its_error(live_stack: LiveStack) -> None:
+    """The data existed at submission and is missing when the replicas start."""
+    run = create(live_stack, "no data", data="file:///nowhere/at/all")
+    seen = wait_for_failure(live_stack, run)
+    assert "expected" in seen["reason"] and "file:///nowhere/at/all" in seen["reason"]
+    assert seen["restarts"] == [0, 0], "a restart cannot fix it"
+    assert {a["exit_code"] for a in seen["attempts"]} == {78}
+    errors = [event for event in seen["events"] if event["level"] == "error"]
+    assert any("file:///nowhere/at/all" in event["message"] for event in errors)
+    assert {event["replica__number"] for event in errors} >= {0, 1}
+    (log, *_) = (live_stack.var / "jobs").glob(f"{run.replace('-', '')[:12]}-0-1/log")
+    assert "file:///nowhere/at/all" in log.read_text()
+
+
+def test_a_rendezvous_of_another_run_is_refused(live_stack: LiveStack) -> None:
+    taken = live_stack.var / "rendezvous" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "group.json").write_text("{}")
+    run = create(live_stack, "taken", rendezvous=str(taken))
+    seen = wait_for_failure(live_stack, run)
+    assert "expected no group.json or this run's, found one that is not" in seen["reason"]
+    assert seen["attempts"] == []
+    assert (taken / "group.json").read_text() == "{}"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from executors.registry import BUILT_IN, DESCRIPTIONS
+from tests import migrated
 from tests.source_texts import files_that_name
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,7 @@ NAMED = re.compile(rf"(?<![\w-])({'|'.join(NAMES)})(?![\w-])", re.IGNORECASE)
 def run_with_toy(*arguments: str) -> str:
     """Output of a pytest run in a new process where the toy backend is installed."""
     environment = {**os.environ, "PYTHONPATH": str(TOY), "PYTEST_ADDOPTS": ""}
+    environment[migrated.VARIABLE] = str(Path(migrated.migrated_database()).parent)
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
