@@ -196,7 +196,7 @@ def job_logs(stack: LiveStack) -> str:
 
 def test_a_whole_life(live_stack: LiveStack, tmp_path: Path) -> None:
     api = Client(live_stack)
-    run = create(live_stack, "nine lives", total_rounds=9999, sync_every=20, checkpoint_every=5000)
+    run = create(live_stack, "nine lives", total_rounds=9999, checkpoint_every=5000)
     api.rounds(run, 3)
     assert len(processes(run)) >= 2
 
