@@ -208,6 +208,17 @@ def _allow_rendezvous_in_temporary_folders(tmp_path_factory: pytest.TempPathFact
     settings.RENDEZVOUS_ROOTS = [*settings.RENDEZVOUS_ROOTS, str(tmp_path_factory.getbasetemp())]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forget_compiled_modules_of_temporary_folders(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    yield
+    if sys.pycache_prefix:
+        folder = tmp_path_factory.getbasetemp().resolve()
+        compiled = Path(sys.pycache_prefix) / folder.relative_to(folder.anchor)
+        shutil.rmtree(compiled, ignore_errors=True)
+
+
 def _fail_or_skip(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (in CI this is a failure)", pytrace=False)

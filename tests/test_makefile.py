@@ -51,7 +51,7 @@ def share_compiled_modules(clone: Path) -> None:
     if sys.pycache_prefix is None:
         return
     compiled = Path(sys.pycache_prefix)
-    own, of_clone = (compiled / root.relative_to("/") for root in (ROOT, clone))
+    own, of_clone = (compiled / root.relative_to(root.anchor) for root in (ROOT, clone))
     if own.is_dir():
         of_clone.parent.mkdir(parents=True, exist_ok=True)
         of_clone.symlink_to(own)

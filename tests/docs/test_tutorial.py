@@ -36,7 +36,7 @@ def test_two_replicas_train_from_the_wheel(
     programs = Path(sys.executable).parent
     environment = {name: os.environ[name] for name in USED if name in os.environ}
     environment |= {
-        "PATH": f"{environment['PATH']}:{programs}",
+        "PATH": f"{programs}:{environment['PATH']}",  # its python3 can import the packages
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
