@@ -1,4 +1,4 @@
-"""What is left out on PostgreSQL sends no statement of its own."""
+"""Addresses that are left out on PostgreSQL send no statement that the other ones do not send."""
 
 from __future__ import annotations
 
