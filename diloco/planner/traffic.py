@@ -6,14 +6,13 @@ The submit form, the planner and ``python -m diloco.simulate`` share it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from diloco.protocol.reduce_cost import (
     RoundCost,
     cheapest_plan,
+    owners_by_shards,
     round_cost,
-    shard_sizes,
     syncer_cost,
 )
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER
@@ -72,8 +71,7 @@ def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Tra
     """Return the traffic of a round with the reduce plan ``mode``."""
     replicas, numel = settings.num_replicas, fragment_parameters(settings, parameters)
     codec, topk, mean_codec = settings.codec, settings.topk, settings.mean_codec
-    # A rank's traffic depends only on the sizes of its shards, and there are few of them.
-    sizes = shard_sizes(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
+    owners = owners_by_shards(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
     costs = [
         (
             ranks,
@@ -84,10 +82,10 @@ def round_traffic(settings: GroupSettings, parameters: int, *, mode: str) -> Tra
                 mean_codec=mean_codec,
                 replicas=replicas,
                 mode=mode,
-                rank=sizes.index(size),
+                rank=rank,
             ),
         )
-        for size, ranks in Counter(sizes).items()
+        for rank, ranks in owners
     ]
     syncer = NOTHING
     if mode == SYNCER:

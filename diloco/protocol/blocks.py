@@ -60,6 +60,13 @@ def shard_spans(numel: int, shards: int) -> list[Span]:
     return _divided(numel, shards, unit=block_elements(numel))
 
 
+def largest_shard(numel: int, shards: int) -> Span:
+    """Return the first of :func:`shard_spans` without building the list."""
+    block = block_elements(numel)
+    blocks = -(-numel // block)
+    return Span(0, min(numel, -(-blocks // shards) * block))
+
+
 def slice_count(numel: int, ranks: int) -> int:
     """Return the number of slices of a fragment, at least 1: one per rank, as far as each has at
     least one unit."""

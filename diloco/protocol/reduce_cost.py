@@ -20,6 +20,7 @@ upload (:func:`read_back_cost`). Polling, leases and telemetry are not counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +28,7 @@ from diloco.protocol.blocks import (
     HEADER_BYTES,
     Span,
     block_elements,
+    largest_shard,
     part_count,
     part_elements,
     read_back_ranges,
@@ -162,20 +164,22 @@ def round_cost(
     return RoundCost(up=up, down=down, puts=puts, gets=gets, stages=2)
 
 
-def shard_sizes(
+@lru_cache(maxsize=1024)
+def owners_by_shards(
     *, numel: int, codec: str, replicas: int, mean_codec: str = FULL_MEAN
-) -> list[tuple[int, ...]]:
-    """Return the elements of the shards of each owner, on which alone its cost depends."""
+) -> tuple[tuple[int, int], ...]:
+    """Group the owners by the sizes of their shards, on which alone their cost depends: the first
+    rank and the number of ranks of each group."""
     per_owner = shards_per_owner(numel=numel, codec=codec, replicas=replicas, mean_codec=mean_codec)
     spans = shard_spans(numel, replicas * per_owner)
-    return [tuple(span.numel for span in spans[rank::replicas]) for rank in range(replicas)]
+    sizes = [tuple(span.numel for span in spans[rank::replicas]) for rank in range(replicas)]
+    return tuple((sizes.index(size), ranks) for size, ranks in Counter(sizes).items())
 
 
 def shards_per_owner(*, numel: int, codec: str, replicas: int, mean_codec: str = FULL_MEAN) -> int:
     """Return the number of shards of each owner in a sharded round of so many contributors. The
     first shards of all owners come before their second ones."""
-    largest = shard_spans(numel, replicas)[0]
-    parts = _Reduced(numel, codec, mean_codec).parts(largest)
+    parts = _Reduced(numel, codec, mean_codec).parts(largest_shard(numel, replicas))
     return 2 if parts >= LARGE_SHARD_PARTS else 1
 
 

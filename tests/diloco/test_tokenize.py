@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from diloco import tokenize as command
 from diloco.data.shard_index import INDEX, document_ends, read_index
@@ -151,6 +150,8 @@ def test_another_source_is_refused_at_the_destination(tmp_path: Path) -> None:
 
 
 def test_a_transformers_tokenizer(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     rules = Tokenizer(models.BPE(unk_token="[UNK]"))
     rules.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(special_tokens=["[UNK]", "[END]"], vocab_size=300)

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("lm_eval")
-
 from diloco.evaluate import main
-from diloco.evaluation.benchmark import HarnessModel
 from diloco.evaluation.language_model import Bytes, LanguageModel, language_model
 from diloco.exit_codes import EX_CONFIG
 from diloco.protocol.group_document import GroupDocument
@@ -123,6 +120,8 @@ def model() -> LanguageModel:
 
 def test_scores_equal_those_of_each_text_alone(model: LanguageModel) -> None:
     """Padding and batches change nothing; a context that is too long loses its beginning."""
+    from diloco.evaluation.benchmark import HarnessModel
+
     pairs = [(b"ab" * n, bytes([97 + n % 26]) * (1 + n % 4)) for n in (1, 3, 40, 63, 64, 80, 100)]
     requests = [(None, list(context), list(answer)) for context, answer in pairs]
     found = HarnessModel(model)._loglikelihood_tokens(requests)
@@ -135,6 +134,8 @@ def test_scores_equal_those_of_each_text_alone(model: LanguageModel) -> None:
 
 
 def test_a_long_text_is_scored_to_the_last_token(model: LanguageModel) -> None:
+    from diloco.evaluation.benchmark import HarnessModel
+
     class Request:
         args = ("abc" * 100,)
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 from diloco.evaluate import main
 from diloco.evaluation.language_model import language_model
 from diloco.evaluation.weights import find_weights

@@ -14,6 +14,7 @@ from diloco.protocol.blocks import (
     LARGEST_BLOCK,
     Span,
     block_elements,
+    largest_shard,
     part_count,
     part_spans,
     shard_spans,
@@ -139,6 +140,12 @@ def test_the_cost_of_a_huge_model_is_computed_without_lists(
     }[plan]
     assert large.down == pytest.approx(down, rel=1e-5)
     assert large.gets == pytest.approx(gets, rel=1e-5)
+
+
+def test_the_largest_shard_is_the_first() -> None:
+    for numel in (1, 2**16, 2**16 + 1, 5_000_003, 10**10):
+        for shards in (1, 2, 7, 128, 4096):
+            assert largest_shard(numel, shards) == shard_spans(numel, shards)[0]
 
 
 def test_part_count_equals_the_number_of_part_spans() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diloco import export, replica
+from diloco import replica
 from diloco.evaluation.weights import load_into
 from diloco.init import create_group
 from diloco.protocol.group_document import GroupDocument
@@ -223,6 +223,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     """The exported directory, with its tokenizer, can start the next run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from diloco import export
+
     monkeypatch.setattr("diloco.training.sample.SAMPLE_S", 600.0)  # also on a busy machine
     uri, folder = tmp_path / "run", tmp_path / "model"
     workload = described(text_file, config={**LLAMA, "tie_word_embeddings": True})
@@ -258,6 +260,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
 def test_a_run_that_has_not_ended_exports_its_checkpoint(text_file: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
+    from diloco import export
+
     uri = tmp_path / "run"
     train(uri, described(text_file), checkpoint_every=1)
     (uri / "final" / "manifest.json").unlink()
@@ -268,6 +272,8 @@ def test_a_run_that_has_not_ended_exports_its_checkpoint(text_file: Path, tmp_pa
 
 
 def test_other_runs_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from diloco import export
+
     assert export.main([str(tmp_path / "none"), str(tmp_path / "model")]) == 1
     assert "expected group.json" in capsys.readouterr().err
     with pytest.raises(ValueError, match="only such a run can be exported"):

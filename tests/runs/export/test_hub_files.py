@@ -12,12 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as save_safetensors
 
-from diloco import export
 from diloco.model import named_parameters
 from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest
 from diloco.protocol.workload import HuggingFaceWorkload
-from diloco.workloads.huggingface import model_config
 from diloco.workloads.tokens import byte_tokenizer, load_tokenizer
 from runs.export import hub_files, hub_upload
 from runs.ingest.stores import store_for
@@ -68,6 +66,9 @@ class Made:
     """A run of that workload, its model, and its weights in the bucket."""
 
     def __init__(self, harness: Any, *, final: bool, **workload: Any) -> None:
+        from diloco import export
+        from diloco.workloads.huggingface import model_config
+
         self.workload = HuggingFaceWorkload(**workload)
         Run.objects.filter(pk=harness.run.pk).update(workload=self.workload.to_dict())
         harness.run.refresh_from_db()
