@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Query, Router
@@ -19,7 +20,6 @@ from dashboard.api.types import NO_NUL, SMALL, Body, PoolId, RunId, done, respon
 from runs.actions import deletion, lifecycle
 from runs.alerts import store as alerting
 from runs.exceptions import ActionRefused
-from runs.json_values import texts
 from runs.models import Run
 from runs.submit import clone_and_fork
 
@@ -73,16 +73,15 @@ def save_run(request: HttpRequest, run_id: RunId) -> Any:
 
 @router.post("/runs/{uuid:run_id}/describe", auth=OPERATORS, response=responses(shared.Done))
 def describe_run(request: HttpRequest, run_id: RunId, body: Description) -> Any:
-    """Replace notes or tags, or archive the run."""
+    """Replace notes or tags, or archive the run: all that is sent, or nothing."""
 
+    @transaction.atomic
     def change(run: Run, user: User) -> bool:
         changed = False
         if body.archived is not None:
             changed |= lifecycle.archive(run, actor=user, archived=body.archived)
         if body.notes is not None or body.tags is not None:
-            notes = run.notes if body.notes is None else body.notes
-            tags = texts(run.tags) if body.tags is None else body.tags
-            changed |= lifecycle.describe(run, notes=notes, tags=tags, actor=user)
+            changed |= lifecycle.describe(run, notes=body.notes, tags=body.tags, actor=user)
         return changed
 
     return _act(request, run_id, change)

@@ -3,7 +3,8 @@
 The runs are those that were picked, or with ``matching`` all that match the query of the list.
 Each run is checked separately: runs that the user cannot change, or whose state does not allow the
 action, are skipped and reported. Stop, and any change of all runs that match, asks for confirmation
-on a page that lists the runs, and then acts on these; delete also asks for the number of runs.
+on a page that lists the runs, and then acts on these alone: a query can match others by then.
+Delete also asks for the number of runs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from dashboard.views.access import signed_in
 from runs import permissions
 from runs.actions import lifecycle, replicas_and_pools
 from runs.exceptions import ActionRefused
-from runs.json_values import texts
 from runs.models import Run
-from runs.queries import search, selectors
+from runs.queries import comparison, search, selectors
 
 MOST = 500
 """Runs that one request changes."""
@@ -56,8 +56,7 @@ NOT_YOURS = "operators can change only their own runs"
 def bulk(request: HttpRequest) -> HttpResponse:
     what = request.POST.get("do", "")
     if what == "compare" and "matching" not in request.POST:
-        ids = dict.fromkeys(request.POST.getlist("id"))
-        return redirect(f"{reverse('compare')}?ids={','.join(i for i in ids if _is_id(i))}")
+        return _compare(request, list(filter(_is_id, dict.fromkeys(request.POST.getlist("id")))))
     if what not in (*DONE, "compare", "delete"):
         known = ", ".join((*DONE, "delete"))
         return HttpResponseBadRequest(f"expected do to be one of compare, {known}")
@@ -70,7 +69,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
         messages.error(request, f"Nothing was changed: {error}")
         return _back(request)
     if what == "compare":
-        return redirect(f"{reverse('compare')}?ids={','.join(str(run.pk) for run in selected)}")
+        return _compare(request, [str(run.pk) for run in selected])
     if not selected:
         messages.info(request, "No runs selected.")
         return _back(request)
@@ -78,8 +77,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if what == "delete":
         return _delete(request, user, selected, own)
     others = len(selected) - len(own)
-    asks = what == "stop" or "matching" in request.POST
-    if asks and "confirmed" not in request.POST:
+    if not _is_confirmed(request) and (what == "stop" or "matching" in request.POST):
         ended = sum(run.ended for run in own) if what == "stop" else 0
         verb, consequence, cancel = ASKED[what]
         context = {
@@ -98,6 +96,18 @@ def bulk(request: HttpRequest) -> HttpResponse:
     return _back(request)
 
 
+def _compare(request: HttpRequest, ids: list[str]) -> HttpResponse:
+    """Redirect to the comparison; the ids of more runs would make its address too long."""
+    if len(ids) > comparison.MOST:
+        messages.warning(request, f"Compared are the first {comparison.MOST} of {len(ids)} runs.")
+    return redirect(f"{reverse('compare')}?ids={','.join(ids[: comparison.MOST])}")
+
+
+def _is_confirmed(request: HttpRequest) -> bool:
+    """Whether the request comes from a confirmation page, which names each run."""
+    return "confirmed" in request.POST and "matching" not in request.POST
+
+
 def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run]) -> HttpResponse:
     """Show the confirmation page; with the right number, delete and list runs that are kept."""
     kept = [(run, NOT_YOURS) for run in selected if run not in own]
@@ -112,7 +122,7 @@ def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run
         "typed": typed,
         "back": _query(request),
     }
-    if "confirmed" not in request.POST:
+    if not _is_confirmed(request):
         return render(request, "runs/bulk_delete.html", context)
     if typed != str(len(runs)):
         context["error"] = f"Enter {len(runs)}, the number of runs to delete."
@@ -140,6 +150,8 @@ def _act_on_all(request: HttpRequest, what: str, runs: list[Run], others: int) -
             changed += _act(request, what, run)
         except ActionRefused as error:
             refused.append(f"{run.name}: {error}")
+        except Run.DoesNotExist:
+            refused.append(f"{run.name}: it was deleted")
     unchanged = len(runs) - changed - len(refused)
     parts = [f"{changed} {DONE[what]}"] if changed or not (refused or others) else []
     if unchanged and changed:
@@ -158,10 +170,7 @@ def _act(request: HttpRequest, what: str, run: Run) -> bool:
         "archive": lambda: lifecycle.archive(run, actor=user),
         "restore": lambda: lifecycle.archive(run, actor=user, archived=False),
         "tag": lambda: lifecycle.describe(
-            run,
-            notes=run.notes,
-            tags=[*texts(run.tags), *request.POST.get("tag", "").split()],
-            actor=user,
+            run, more_tags=request.POST.get("tag", "").split(), actor=user
         ),
     }
     return bool(acts[what]())

@@ -9,6 +9,9 @@ import torch
 
 OPTIMIZER = "inner_optimizer"
 """Name of the state of the only inner optimizer; those of several have their index appended."""
+BY_NAME = "inner_optimizer_by_name"
+"""Name of the state of all inner optimizers by parameter name, which a replica of several ranks
+saves."""
 
 InnerOptimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """One inner optimizer, or several for different parameters, such as Muon and AdamW."""
@@ -75,14 +78,23 @@ class Inner:
 
     def load(self, trees: Mapping[str, Any]) -> None:
         """Restore the result of :meth:`save`; an object without a saved state keeps its current
-        one. Raises :class:`ValueError` for the state of another number of optimizers."""
+        one. Raises :class:`ValueError` for optimizers of several ranks, and for another number of
+        them; the caller's objects are restored nevertheless."""
         own, saved = self._by_name(), {name for name in trees if name.startswith(OPTIMIZER)}
-        if saved and saved != own.keys():
+        fits = not saved or saved == own.keys()
+        for name in saved if fits else ():
+            own[name].load_state_dict(trees[name])
+        self._load_stateful(trees)
+        if BY_NAME in saved:
+            raise ValueError(
+                "expected the inner optimizer of one process, found that of several ranks"
+            )
+        if not fits:
             raise ValueError(
                 f"expected the state of {len(own)} inner optimizers, found that of {len(saved)}"
             )
-        for name in saved:
-            own[name].load_state_dict(trees[name])
+
+    def _load_stateful(self, trees: Mapping[str, Any]) -> None:
         for name, part in self._stateful.items():
             if name in trees:
                 part.load_state_dict(trees[name])

@@ -275,6 +275,8 @@ class Commit(Record):
     wall_s: float
 
 
+MAX_KEY = 200
+"""Maximum length of a key in a manifest; those of the protocol have half of it."""
 MAX_PIECES = 99_999
 """Maximum number of pieces of an object: five digits in a key."""
 
@@ -312,14 +314,26 @@ class StoredObject:
 
 
 def _named_below(folder: str, *named: StoredObject | None) -> None:
-    """Raise :class:`BadRecord` unless every object is below ``folder``: readers of a manifest trust
-    the keys in it."""
+    """Raise :class:`BadRecord` unless every object is below ``folder`` and every store can have its
+    key: readers of a manifest trust the keys in it."""
     for stored in named:
         if stored is None:
             continue
-        inner = stored.key.removeprefix(folder)
-        if inner == stored.key or any(part in ("", ".", "..") for part in inner.split("/")):
-            raise BadRecord(f"expected a manifest of objects below {folder}, found {stored.key!r}")
+        if not stored.key.startswith(folder) or not _is_key(stored.key):
+            raise BadRecord(
+                f"expected a manifest of objects below {folder}, found {abridged(stored.key)}"
+            )
+
+
+def _is_key(key: str) -> bool:
+    parts = key.split("/")
+    return (
+        len(key) <= MAX_KEY
+        and key.isascii()
+        and key.isprintable()
+        and not any(sign in key for sign in "\\?#")
+        and not any(part in ("", ".", "..") for part in parts)
+    )
 
 
 MAX_TENSORS = 49_900
@@ -382,8 +396,12 @@ class HandedInRound:
     """A round that was open when the writer of a state left, and the incarnation that contributed
     to it."""
 
-    round: int
+    round: int = field(metadata={BOUNDS: (1, keys.LAST_ROUND)})
     incarnation: str
+
+    def __post_init__(self) -> None:
+        if not keys.is_incarnation(self.incarnation):
+            raise BadRecord(f"expected an incarnation, found {abridged(self.incarnation)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,13 +418,13 @@ class ReplicaStateManifest(Record):
     CONTAINERS: ClassVar[int] = 4_000_000
 
     writer: Identity
-    round: int
-    tokens: int
+    round: int = field(metadata=_ROUND)
+    tokens: int = field(metadata=_COUNT)
     tree: Any
     tensors: StoredObject
     residuals: StoredObject | None = field(default=None, metadata={OPTIONAL: True})
     handed_in: tuple[HandedInRound, ...] = ()
-    data_step: int = 0
+    data_step: int = field(default=0, metadata=_COUNT)
     wall_s: float
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from diloco.errors import ModelMismatch, ReplicaError
 from diloco.model import named_parameters
 from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
-from diloco.model.inner_state import Inner, Stateful
+from diloco.model.inner_state import BY_NAME, OPTIMIZER, Inner, Stateful
 from diloco.model.state_tree import join_tree, split_tree
 from diloco.model.tensor_file import TensorWriter
 from diloco.ranks.command_channel import CommandChannel, StepMessage
@@ -48,8 +48,6 @@ FAREWELL_S = 5.0
 receive it; they see its connections close."""
 KEEP_LISTENING_S = 30.0
 """Seconds without an operation after which a waiting leader sends a keep-alive."""
-BY_NAME = "inner_optimizer_by_name"
-"""Key of the optimizers' state by parameter name; a replica of one process uses numbers instead."""
 
 
 class Operation(IntEnum):
@@ -267,19 +265,25 @@ class SharedInner(Inner):
 
     def load(self, trees: Mapping[str, Any]) -> None:
         """Restore the caller's objects of ``trees``, and the optimizers from :attr:`saved`, on all
-        ranks."""
-        self._ranks.all_reduce(StepMessage(operation=Operation.LOAD))
-        error = self._load_optimizer()
+        ranks. Raises :class:`ValueError` if one of them can't be restored, and
+        :class:`ReplicaError` if that is so on some ranks only, which would train another model."""
         own = {name: tree for name, tree in trees.items() if name in self._stateful}
-        skeleton, tensors = split_tree(own)
+        skeleton, tensors = split_tree(own)  # raises before the followers wait for it
         packed = torch.frombuffer(
             bytearray().join(TensorWriter(tensors).parts()), dtype=torch.uint8
         )
+        other_form = self.saved is None and any(name.startswith(OPTIMIZER) for name in trees)
+        self._ranks.all_reduce(StepMessage(operation=Operation.LOAD))
+        errors = [self._load_optimizer()]
         self._ranks.channel.text(json.dumps({"tree": skeleton, "size_bytes": packed.numel()}))
         self._ranks.channel.broadcast(packed)
-        super().load(own)
-        if error:
-            raise ValueError(error)
+        errors.append(self._on_all_ranks(lambda: self._load_stateful(own)))
+        if other_form:
+            errors.append(
+                "expected the inner optimizer of several ranks, found that of one process"
+            )
+        if errors := [error for error in errors if error]:
+            raise ValueError("; ".join(errors))
 
     def reset(self) -> None:
         self._ranks.all_reduce(StepMessage(operation=Operation.RESET))
@@ -297,8 +301,32 @@ class SharedInner(Inner):
             header = json.loads(self._ranks.channel.text())
             packed = torch.empty(header["size_bytes"], dtype=torch.uint8)
             self._ranks.channel.broadcast(packed)
-            tensors = load_safetensors(packed.numpy().tobytes())
-            super().load(join_tree(header["tree"], tensors))
+
+            def load() -> None:
+                tensors = load_safetensors(packed.numpy().tobytes())
+                self._load_stateful(join_tree(header["tree"], tensors))
+
+            self._on_all_ranks(load)
+
+    def _on_all_ranks(self, work: Callable[[], None]) -> str:
+        """Call ``work`` on all ranks; return the error if all of them fail, '' if none does. Raises
+        :class:`ReplicaError` if some do."""
+        errors = self._errors(work)
+        if any(errors) and not all(errors):
+            rank, text = next((rank, text) for rank, text in enumerate(errors) if text)
+            raise ReplicaError(
+                f"expected all ranks to restore the saved state, found on rank {rank}: {text}"
+            )
+        return errors[0]
+
+    def _errors(self, work: Callable[[], None]) -> list[str]:
+        """Call ``work`` on all ranks; return the error of each, '' if there is none."""
+        error = ""
+        try:
+            work()
+        except Exception as problem:  # also of an object of the caller
+            error = f"{type(problem).__name__}: {problem}"
+        return self._ranks.channel.texts(error)
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return the state by parameter name, with this rank's tensors."""
@@ -322,18 +350,17 @@ class SharedInner(Inner):
         model, channel = self._ranks.model, self._ranks.channel
         own = get_optimizer_state_dict(model, self.optimizers)
         targets: dict[str, Tensor] = {}
-        tree, error = own, ""
-        try:
+        tree = own
+
+        def fit() -> None:
+            nonlocal tree
             tree = fitted(saved, saved.skeleton, own, targets)
-        except ValueError as different:
-            error = str(different)
-        errors = [text for text in channel.texts(error) if text]
-        if errors:
-            return errors[0]
+
+        if errors := [error for error in self._errors(fit) if error]:
+            return errors[0]  # nothing is changed yet
         for name, target in targets.items():
             named_parameters.write(target, saved.take(name, channel))
-        set_optimizer_state_dict(model, self.optimizers, tree)
-        return ""
+        return self._on_all_ranks(lambda: set_optimizer_state_dict(model, self.optimizers, tree))
 
 
 class SharedRoundHooks(RoundHooks):

@@ -96,7 +96,7 @@ class CommandChannel:
 
     def texts(self, text: str) -> list[str]:
         """Gather the texts of all ranks, truncated to :data:`TEXT_BYTES`, on all ranks."""
-        data = text.encode()[:TEXT_BYTES]
+        data = text.encode(errors="replace")[:TEXT_BYTES]
         rows = torch.zeros(self.size, TEXT_BYTES, dtype=torch.int32)
         rows[self.rank, : len(data)] = torch.tensor(list(data), dtype=torch.int32)
         self._sum(rows)

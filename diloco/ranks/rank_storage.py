@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diloco.model.inner_state import OPTIMIZER
+from diloco.model.inner_state import BY_NAME, OPTIMIZER
 from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.model.outer_rules import COMMITTED_TOTAL
 from diloco.model.tensor_file import check_storable, header_of, in_order
 from diloco.protocol.records import CheckpointManifest, ReplicaStateManifest, StoredObject
-from diloco.ranks.collective_ops import BY_NAME, Operation, Ranks
+from diloco.ranks.collective_ops import Operation, Ranks
 from diloco.ranks.command_channel import StepMessage
 from diloco.ranks.jobs import JobLeader
 from diloco.ranks.state_share import SharedTensor, tensor_names
@@ -28,7 +28,7 @@ from diloco.store.base import Store
 from diloco.store.metered import MeteredStore
 from diloco.training.checkpoint import Restored, restored
 from diloco.training.model_check import check_model
-from diloco.training.replica_state import ReplicaState, StateWriter
+from diloco.training.replica_state import ReplicaState, StateWriter, is_residual
 
 
 class RankStorage(JobLeader):
@@ -151,6 +151,7 @@ class RankStorage(JobLeader):
             },
         )
         unread = {*tensor_names(skeleton), *others} - own
+        unread = {name for name in unread if not is_residual(name)}  # ranks have slices of these
         return {
             **{name: torch.empty(0, device="meta") for name in unread},
             **self._storage.own,

@@ -187,9 +187,12 @@ class StorageWork:
         self.copy(described, self.inner.own, residuals)
 
     def _share(self, number: int) -> StateShare:
-        """Return a copy. The leader can be ahead, so that this rank is still copying."""
+        """Return a copy, and free older ones, whose job has failed before it took them. The leader
+        can be ahead, so that this rank is still copying."""
         with self._has_copied:
             self._has_copied.wait_for(lambda: number in self._shares, timeout=LEADER_AHEAD_S)
+            for older in [other for other in self._shares if other < number]:
+                del self._shares[older]
             return self._shares.pop(number)
 
     def _put_share(self, store: Store, key: str, share: StateShare) -> Written:

@@ -305,8 +305,8 @@ def _read_outer(
 
     def windows(entry: Entry) -> Iterator[Window]:
         numel = math.prod(entry.shape)
-        if entry.name == COMMITTED_TOTAL and numel == 1:
-            counts.append(torch.empty(1, dtype=entry.dtype))
+        if entry.name == COMMITTED_TOTAL and numel == 1 and entry.dtype == torch.int64:
+            counts.append(torch.empty(1, dtype=torch.int64))
             yield Window(0, counts[0])
         elif entry.shape != (layout.numel,) or entry.dtype not in DTYPES.values():
             other[entry.name] = numel
@@ -322,8 +322,11 @@ def _read_outer(
                 f"{described.key}: expected {layout.numel} elements of {name!r}, a state vector of "
                 f"the group's outer rule, found {other.get(name) or 'none'}"
             )
-    if not counts:
-        raise DamagedObject(f"{described.key}: expected one number {COMMITTED_TOTAL!r}, found none")
+    if not counts or counts[0] < 0:
+        raise DamagedObject(
+            f"{described.key}: expected {COMMITTED_TOTAL!r}, an integer of at least 0, found "
+            f"{int(counts[0]) if counts else 'none'}"
+        )
     return {name: vector.to(outer.state_dtype) for name, vector in vectors.items()}, int(counts[0])
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from diloco.clock import Clock
@@ -23,7 +25,12 @@ from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.training.global_state import GlobalState, is_finite
-from diloco.training.replica_state import EarlyContribution, ReplicaState
+from diloco.training.replica_state import (
+    LEFT_OUT,
+    EarlyContribution,
+    ReplicaState,
+    fragment_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -198,11 +205,33 @@ class LocalProgress:
 
     def restore(self, saved: ReplicaState, since: Iterable[Commit]) -> None:
         """Restore the residuals and early contributions of an earlier process. ``since`` are the
-        commits between its state and that of this process."""
-        self.residuals.restore(saved.residuals)
-        self.early = dict(saved.early)
+        commits between its state and that of this process. A residual that does not fit this model
+        is dropped."""
+        self.residuals.restore(
+            {n: held for n, held in saved.residuals.items() if self._fits(held, n)}
+        )
+        self.early = {
+            round: early
+            if early.residual is None or self._fits(early.residual, self._fragment_of(round))
+            else replace(early, residual=None)
+            for round, early in saved.early.items()
+        }
         for commit in since:
             self._resolve_early(commit)
+
+    def _fits(self, residual: Tensor, fragment: int) -> bool:
+        """Return whether a saved residual can be that of a fragment."""
+        layout = self.state.layout
+        found = (residual.dtype, tuple(residual.shape))
+        if 0 <= fragment < self.state.fragments:
+            expected = (torch.float32, (layout.held_span(fragment).numel,))
+            if found == expected:
+                return True
+        log.warning("the saved residual of fragment %d, %s of %s, is not used", fragment, *found)
+        return False
+
+    def _fragment_of(self, round: int) -> int:
+        return fragment_of(f"{LEFT_OUT}{round}", self.state.fragments)
 
     def earlier_contributor(self, round: int) -> Identity | None:
         """Return the earlier process of this replica that contributed to an undecided round; None

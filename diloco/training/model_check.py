@@ -6,9 +6,10 @@ import logging
 from dataclasses import replace
 from itertools import zip_longest
 
-from diloco.errors import ModelMismatch
+from diloco.errors import DamagedObject, ModelMismatch
 from diloco.model.comparison import described, first_difference
 from diloco.model.flat_parameters import Layout
+from diloco.protocol.parsing import abridged
 from diloco.protocol.records import CheckpointManifest, FrozenEntry
 
 log = logging.getLogger(__name__)
@@ -17,13 +18,20 @@ Entries = tuple[FrozenEntry, ...]
 
 def check_model(manifest: CheckpointManifest, layout: Layout) -> None:
     """Raise :class:`ModelMismatch` for other trained tensors or other frozen parameters than those
-    of the writer.
+    of the writer, and :class:`DamagedObject` for another number of fragments, which is a setting of
+    the group.
 
     Afterwards ``layout`` has the manifest's digests of values that are not in memory here, so that
     the next checkpoint of this replica records them, too.
     """
     if manifest.model_hash != layout.model_hash:
         raise ModelMismatch(_other_model(manifest, layout))
+    fragments, bases = layout.table.fragments, manifest.base_rounds
+    if len(bases) != fragments or min(bases) < 0 or max(bases) > manifest.round:
+        raise DamagedObject(
+            f"the checkpoint of round {manifest.round}: expected base rounds of {fragments} "
+            f"fragments, each up to {manifest.round}, found {abridged(bases)}"
+        )
     if manifest.frozen is None:
         if layout.frozen:
             log.warning(

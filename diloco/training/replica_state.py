@@ -14,6 +14,7 @@ these rounds, because that would replace the early contribution.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 RESIDUAL, LEFT_OUT = "residual.", "left_out."
 """Prefixes of tensor names, followed by the number of a fragment or a round."""
+_RESIDUAL_NAME = re.compile(r"(?:residual|left_out)\.(?:0|[1-9][0-9]{0,7})")
 KEPT = 1
 """Number of older saves that are kept, for readers that have just listed them."""
 
@@ -151,12 +153,13 @@ def _is_of(key: str, manifest: ReplicaStateManifest) -> bool:
 
 
 def is_residual(name: str) -> bool:
-    """Return whether a tensor of a saved state is a residual."""
-    return name.startswith((RESIDUAL, LEFT_OUT))
+    """Return whether a tensor of a saved state is a residual. A number has one spelling, so that no
+    two names are of one fragment."""
+    return _RESIDUAL_NAME.fullmatch(name) is not None
 
 
 def fragment_of(name: str, fragments: int) -> int:
-    """Return the fragment of a residual by its name. Raises :class:`ValueError`."""
+    """Return the fragment of a residual by its name (:func:`is_residual`)."""
     if name.startswith(RESIDUAL):
         return int(name.removeprefix(RESIDUAL))
     return (int(name.removeprefix(LEFT_OUT)) - 1) % fragments
@@ -204,7 +207,7 @@ def load_replica_state(
         residuals = {
             int(name.removeprefix(RESIDUAL)): tensor
             for name, tensor in tensors.items()
-            if name.startswith(RESIDUAL)
+            if is_residual(name) and name.startswith(RESIDUAL)
         }
         return ReplicaState(
             round=manifest.round,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from diloco.errors import ReplicaError
 from diloco.exchange.inflight_rounds import InflightRound, InflightRounds
 from diloco.exchange.round_observer import RoundObserver
 from diloco.model.inner_state import Inner
@@ -69,8 +70,15 @@ class Resumption:
         self._tasks.tokens_before = saved.tokens
         try:
             self._inner.load(saved.trees)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            log.error("the state saved after round %d does not fit: %s", saved.round, error)
+        except ReplicaError:
+            raise
+        except Exception as error:  # of any object that the caller wants restored
+            log.error(
+                "the state saved after round %d does not fit: %s: %s",
+                saved.round,
+                type(error).__name__,
+                error,
+            )
             return
         progress.rounds_here = progress.settings.quarantine_rounds  # the inner optimizer is warm
         log.info("inner optimizer and residuals are restored from round %d", saved.round)

@@ -28,6 +28,7 @@ from runs.actions.retained_spend import end_tags
 from runs.backends import budgets, circuit_breaker
 from runs.exceptions import ActionRefused
 from runs.ingest.journal import mark_due
+from runs.json_values import texts
 from runs.models import Checkpoint, ReplicaAttempt, ReplicaPool, Run
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
 from runs.submit import prefixes
@@ -197,15 +198,23 @@ def archive(run: Run, *, actor: User, archived: bool = True) -> bool:
     return bool(changed)
 
 
-def describe(run: Run, *, notes: str, tags: Iterable[str], actor: User) -> bool:
-    """Replace notes and tags. The spending so far stays with the tags until now.
+def describe(
+    run: Run,
+    *,
+    notes: str | None = None,
+    tags: Iterable[str] | None = None,
+    more_tags: Iterable[str] = (),
+    actor: User,
+) -> bool:
+    """Replace notes and tags, each unless it is None, and add ``more_tags``. The spending so far
+    stays with the tags until now.
 
     Raises :class:`ActionRefused` for invalid tags.
     """
-    notes = clean_text(notes.strip(), NOTES_LENGTH)
-    chosen = parse_tags(tags)
     with transaction.atomic():
         locked = Run.objects.select_for_update().get(pk=run.pk)
+        notes = locked.notes if notes is None else clean_text(notes.strip(), NOTES_LENGTH)
+        chosen = parse_tags([*(texts(locked.tags) if tags is None else tags), *more_tags])
         changed = []
         if locked.notes != notes:
             changed.append("notes changed")

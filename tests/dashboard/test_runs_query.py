@@ -12,8 +12,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dashboard.views import runs as view
+from runs.actions import lifecycle
 from runs.models import Event, Run
-from runs.queries import listing
+from runs.queries import comparison, listing
 from tests.browser import seed
 from tests.dashboard.page_harness import client_for, make_runs, messages_of
 
@@ -156,6 +157,19 @@ def test_compare_keeps_the_order_of_selection(client: Client, operator_user: Any
     assert client.post("/runs/bulk", sent)["Location"] == f"/compare?ids={two.pk},{one.pk}"
 
 
+def test_compare_of_many_runs_has_an_address_of_the_first(
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST", 2)
+    runs = make_runs(operator_user, 3)
+    newest = f"/compare?ids={runs[2].pk},{runs[1].pk}"
+    picked = {"id": [str(run.pk) for run in reversed(runs)]}
+    for sent in (picked, {"matching": "1", "back": ""}):
+        response = client.post("/runs/bulk", {"do": "compare"} | sent, follow=True)
+        assert response.redirect_chain == [(newest, 302)]
+        assert messages_of(response) == "Compared are the first 2 of 3 runs."
+
+
 def test_bulk_stop_asks_for_confirmation(client: Client, operator_user: Any) -> None:
     one, two = make_runs(operator_user, 2)
     (ended,) = make_runs(operator_user, 1, state="succeeded")
@@ -196,6 +210,8 @@ def test_all_runs_that_match_are_changed_after_a_confirmation(
     assert Run.objects.filter(archived_at=None).count() == 6
     ids = re.findall(r'name="id" value="([^"]+)"', page)
     assert len(ids) == 2
+    client.post("/runs/bulk", sent | {"do": "delete", "confirmed": "1", "count": "2"})
+    assert not Run.objects.exclude(delete_requested_at=None).exists()
     # The runs that were confirmed, whatever matches by now.
     make_runs(operator_user, 1, state="failed")
     confirmed = {"do": "archive", "confirmed": "1", "id": ids, "back": sent["back"]}
@@ -208,6 +224,23 @@ def test_all_runs_that_match_are_changed_after_a_confirmation(
     assert Event.objects.filter(run__in=ids, kind="archived").count() == 2
     foreign.refresh_from_db()
     assert foreign.archived_at is None
+
+
+def test_a_run_that_is_deleted_meanwhile_is_named(
+    client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = make_runs(operator_user, 2, state="failed")
+    archive = lifecycle.archive
+
+    def deleting(run: Run, **options: Any) -> bool:
+        if run.name == "r1":
+            Run.objects.filter(pk=run.pk).delete()
+        return archive(run, **options)
+
+    monkeypatch.setattr(lifecycle, "archive", deleting)
+    sent = {"do": "archive", "id": [str(run.pk) for run in runs]}
+    response = client.post("/runs/bulk", sent, follow=True)
+    assert messages_of(response) == "1 archived; r1: it was deleted."
 
 
 @pytest.mark.parametrize(
@@ -226,8 +259,9 @@ def test_every_change_of_all_that_match_names_the_number(
     make_runs(operator_user, 3)
     sent = {"matching": "1", "back": "", "do": do, "tag": "paper"}
     events = Event.objects.count()
-    page = client.post("/runs/bulk", sent).content.decode()
-    assert shown in page
+    for forged in ({}, {"confirmed": "1", "count": "3"}):  # no page has named the runs
+        page = client.post("/runs/bulk", sent | forged).content.decode()
+        assert shown in page
     assert Event.objects.count() == events
 
 

@@ -52,6 +52,9 @@ def test_notes_tags_and_archive(owner: Any, run: Any) -> None:
     assert "expected tags" in response.json()["detail"]
     assert describe(owner, run, {"archived": True}).status_code == 409
     Run.objects.filter(pk=run.pk).update(state="failed")
+    refused = describe(owner, run, {"archived": True, "tags": ["two words"]})
+    assert refused.status_code == 409
+    assert owner.get(f"/runs/{run.pk}").json()["archived"] is False, "nothing was changed"
     assert describe(owner, run, {"archived": True}).json()["changed"] is True
     assert owner.get("/runs").json()["runs"] == []
     assert len(owner.get("/runs", q="is:archived tag:a").json()["runs"]) == 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import diloco
-from diloco.model.inner_state import Inner, optimizers_of
+from diloco.model.inner_state import BY_NAME, Inner, optimizers_of
 from diloco.model.named_parameters import check_optimizers
 from diloco.training.replica_state import load_replica_state
 
@@ -99,6 +99,16 @@ def test_a_state_of_another_number_of_optimizers_is_refused() -> None:
     with pytest.raises(ValueError, match="state of 1 inner optimizers, found that of 2"):
         one.load(saved)
     one.load({})
+
+
+def test_other_objects_are_restored_beside_the_optimizers_of_several_ranks() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    other = torch.optim.SGD(net.parameters(), lr=0.1)
+    trees = {"other": torch.optim.SGD(net.parameters(), lr=0.7).state_dict(), BY_NAME: {}}
+    with pytest.raises(ValueError, match="of one process, found that of several ranks"):
+        Inner([optimizer], {"other": other}).load(trees)
+    assert other.param_groups[0]["lr"] == 0.7
 
 
 def test_a_reset_clears_all_optimizers() -> None:

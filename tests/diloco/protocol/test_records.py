@@ -142,6 +142,10 @@ def test_keys_sort_numerically_and_parse_back() -> None:
         "checkpoints/00000001/../../group.json",
         "checkpoints/00000001//x",
         "checkpoints/00000001/",
+        "checkpoints/00000001/a?versionId=1",
+        "checkpoints/00000001/a\x00b",
+        "checkpoints/00000001/\ud800",
+        "checkpoints/00000001/" + "a" * 300,
     ],
 )
 def test_a_manifest_names_only_objects_of_its_own_folder(key: str) -> None:

@@ -60,6 +60,9 @@ class Channel:
     def gather(self, text: str) -> list[str]:
         return [str(self._of_root(text, root)) for root in range(self.size)]
 
+    def texts(self, text: str) -> list[str]:
+        return self.gather(text)
+
     def _of_root(self, value: Any, root: int) -> Any:
         if self.rank != root:
             return self._queues[root, self.rank].get(timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from diloco.errors import ReplicaError
 from diloco.model import tensor_file
+from diloco.model.inner_state import BY_NAME
 from diloco.model.tensor_file import TensorWriter, in_order
-from diloco.protocol import object_digest, pieces
+from diloco.protocol import keys, object_digest, pieces
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks import state_share
-from diloco.ranks.collective_ops import BY_NAME
-from diloco.ranks.state_share import SharedTensor, copied, fitted
+from diloco.ranks.collective_ops import Operation, SharedInner
+from diloco.ranks.state_share import SharedTensor, StateShare, copied, fitted
 from diloco.training import stored_objects
 from diloco.training.replica_state import (
     EarlyContribution,
@@ -26,7 +29,8 @@ from diloco.training.replica_state import (
     StateWriter,
     load_replica_state,
 )
-from tests.diloco.ranks.rank_threads import ME, Channel, Links, Ranks
+from diloco.training.stored_objects import put_tensors
+from tests.diloco.ranks.rank_threads import ME, Channel, Links, RankChannels, Ranks
 
 PART = 2**18
 RANKS = 3
@@ -225,3 +229,98 @@ def test_a_residual_of_another_model_is_not_used(saved: Saved) -> None:
     StateWriter(other).write(saved.ranks.store, ME, wall_s=0.0)
     state = load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
     assert state is not None and not state.residuals
+
+
+@pytest.mark.parametrize("name", ["residual.00", "residual.+1", "left_out.04"])
+def test_a_residual_has_one_name(saved: Saved, name: str) -> None:
+    """The leader sends numbers, from which the others make the names of their slices."""
+    other = ReplicaState(round=3, tokens=7, trees={}, residuals={})
+    manifest = StateWriter(other).write(saved.ranks.store, ME, wall_s=0.0)
+    stored = put_tensors(saved.ranks.store, manifest.tensors.key, {name: saved.whole[0]})
+    odd = replace(manifest, tensors=stored)
+    key = keys.replica_state_manifest(ME.replica, ME.incarnation, 3)
+    saved.ranks.store.put(key, odd.to_bytes())
+    state = load_replica_state(saved.ranks.store, 0, saved.ranks.storage)
+    assert state is not None and not state.residuals
+    assert all(not work.progress.held for work in saved.ranks.works)
+
+
+def test_a_tree_that_names_a_residual_is_refused(saved: Saved) -> None:
+    other = ReplicaState(round=3, tokens=7, trees={"inner_optimizer": {"a": 1}}, residuals={})
+    manifest = StateWriter(other).write(saved.ranks.store, ME, wall_s=0.0)
+    tree = {"dict": [["inner_optimizer", {"tensor": "residual.0"}]]}
+    odd = replace(manifest, tree=tree)
+    key = keys.replica_state_manifest(ME.replica, ME.incarnation, 3)
+    saved.ranks.store.put(key, odd.to_bytes())
+    assert load_replica_state(saved.ranks.store, 0, saved.ranks.storage) is None
+
+
+def test_a_copy_whose_job_failed_is_freed_by_the_next_one(saved: Saved) -> None:
+    work = saved.ranks.works[0]
+    first, second = (StateShare(start=0, sizes=(1,), memory=torch.empty(1)) for _ in range(2))
+    work._shares = {1: first, 2: second}
+    assert work._share(2) is second and not work._shares
+
+
+class Counter:
+    """An object of the caller. It refuses saved counts above ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.count = limit, 0
+
+    def state_dict(self) -> Any:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        if state["count"] > self.limit:
+            raise IndexError("too high")
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize(
+    ("trees", "limits", "error"),
+    [
+        ({"counter": {"count": 3}}, (9, 9), ""),
+        ({"counter": {"count": 3}}, (1, 1), "ValueError: IndexError: too high"),
+        ({"counter": 3}, (9, 9), "ValueError: TypeError: 'int' object is not subscriptable"),
+        ({"counter": {True: 3}}, (9, 9), "TypeError: state.counter: expected keys of str or int"),
+        (
+            {"counter": {"count": 3}},
+            (9, 1),
+            "ReplicaError: expected all ranks to restore the saved state, found on rank 1: "
+            "IndexError: too high",
+        ),
+        (
+            {"counter": {"count": 3}, "inner_optimizer": {}},
+            (9, 9),
+            "ValueError: expected the inner optimizer of several ranks, found that of one process",
+        ),
+    ],
+)
+def test_an_object_that_refuses_the_saved_state_ends_no_rank(
+    trees: dict[str, Any], limits: tuple[int, int], error: str
+) -> None:
+    """As in a replica of one process, which goes on from the global weights."""
+    links = Links(2), Links(2)
+    counters = [Counter(limit) for limit in limits]
+    inners = []
+    for rank, counter in enumerate(counters):
+        ranks: Any = RankChannels(links, rank)
+        inners.append(SharedInner([], {"counter": counter}, ranks))
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(inners[1].follow, Operation.LOAD)
+        raised = ""
+        try:
+            inners[0].load(trees)
+        except (TypeError, ValueError, ReplicaError) as found:
+            raised = f"{type(found).__name__}: {found}"
+        assert raised.startswith(error) and bool(raised) == bool(error)
+        if raised.startswith("TypeError"):
+            inners[0].load({})  # nothing was sent before
+        if raised.startswith("ReplicaError"):
+            with pytest.raises(ReplicaError, match="too high"):
+                following.result(timeout=60)
+        else:
+            following.result(timeout=60)
+    if not error:
+        assert [counter.count for counter in counters] == [3, 3]

@@ -48,7 +48,7 @@ def saved(
     whole.vectors["momentum"].copy_(momentum)
     options: dict[str, Any] = {
         "round": 3,
-        "base_rounds": (3,),
+        "base_rounds": (3,) * settings.num_fragments,
         "totals": Totals(committed=3, tokens=30),
         "wall_s": 0.0,
     }

@@ -17,6 +17,7 @@ from torch import nn
 from diloco.errors import DamagedObject, ReplicaError
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.model.outer_rules import COMMITTED_TOTAL
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.reading import MOST_READS, READS, Damaged, read_record
@@ -279,6 +280,32 @@ def test_an_older_checkpoint_replaces_one_with_other_tensors(
         load_checkpoint(store, odd, layout, outer_of(layout))
     restored = newest_state(store, layout, outer_of(layout), 0, ManualClock(), lambda: None)
     assert restored.round == 2
+
+
+@pytest.mark.parametrize("count", [torch.tensor(float("nan")), torch.tensor(-1)])
+def test_an_older_checkpoint_replaces_one_without_a_count_of_rounds(
+    tmp_path: Any, count: torch.Tensor
+) -> None:
+    store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
+    write_checkpoints(store, layout, 2, 4)
+    manifest, outer = next(manifests(store)), outer_of(layout)
+    assert manifest.outer is not None
+    tensors = {**outer.vectors, COMMITTED_TOTAL: count}
+    odd = replace(manifest, outer=put_tensors(store, manifest.outer.key, tensors))
+    store.put(keys.checkpoint_manifest(4), odd.to_bytes())
+    assert newest_state(store, layout, outer, 0, ManualClock(), lambda: None).round == 2
+
+
+@pytest.mark.parametrize("base_rounds", [(), (4, 4), (5,), (-1,)])
+def test_an_older_checkpoint_replaces_one_of_other_fragments(
+    tmp_path: Any, base_rounds: tuple[int, ...]
+) -> None:
+    store, layout = LocalStore(tmp_path), Layout(nn.Linear(4, 2))
+    write_checkpoints(store, layout, 2, 4)
+    odd = replace(next(manifests(store)), base_rounds=base_rounds)
+    store.put(keys.checkpoint_manifest(4), odd.to_bytes())
+    outer = outer_of(layout)
+    assert newest_state(store, layout, outer, 0, ManualClock(), lambda: None).round == 2
 
 
 def test_a_damaged_checkpoint_does_not_change_the_outer_state(tmp_path: Any) -> None:

@@ -354,6 +354,19 @@ def test_changes_of_notes_and_tags_are_recorded_once(harness: Any) -> None:
     assert harness.run.events.get(kind="described").message == "notes changed; tags: b, a"
 
 
+def test_notes_and_tags_that_are_not_sent_keep_what_others_have_written(harness: Any) -> None:
+    """A request changes a run that it has read before another request changed it."""
+    run = harness.run
+    Run.objects.filter(pk=run.pk).update(notes="by another", tags=["x"])
+    assert lifecycle.describe(run, more_tags=["b", "x"], actor=run.owner)
+    run.refresh_from_db()
+    assert (run.notes, run.tags) == ("by another", ["x", "b"])
+    Run.objects.filter(pk=run.pk).update(tags=["y"])
+    assert lifecycle.describe(run, notes="new", actor=run.owner)
+    run.refresh_from_db()
+    assert (run.notes, run.tags) == ("new", ["y"])
+
+
 @pytest.mark.parametrize("tag", ["a b", "a,b", "tag:x", "x" * 41, "a\nb"])
 def test_an_invalid_tag_is_refused(harness: Any, tag: str) -> None:
     with pytest.raises(ActionRefused, match="expected tags"):
