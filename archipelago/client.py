@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from archipelago.errors import NotFound
 from archipelago.evaluation_rows import EvaluationPlan
+from archipelago.list_rows import BulkOutcome, BulkResult
 from archipelago.login import check_url, read_login
 from archipelago.read_client import ReadClient
 from archipelago.rows import (
@@ -117,6 +118,22 @@ class Client(ReadClient):
             "POST", "/archives", data=data, headers={"Content-Type": "application/zip"}, again=True
         )
         return str(response["sha256"])
+
+    def act_on_runs(
+        self,
+        action: str,
+        *,
+        count: int,
+        ids: Sequence[str] | None = None,
+        query: str | None = None,
+        **options: Any,
+    ) -> list[BulkOutcome]:
+        """Apply ``stop``, ``archive``, ``restore``, ``tag`` or ``delete`` to the runs with the ids,
+        or to all that match the query. ``count`` must be their number, as a confirmation.
+        ``options``: ``reason``, ``tags``, ``objects``."""
+        selected = {"query": query} if ids is None else {"ids": [*ids]}
+        body = {"action": action, "count": count, **selected, **options}
+        return BulkResult.of(self._post("/runs/bulk", body)).results
 
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
         return self._act(run, "stop", reason=reason, force=force)
