@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from archipelago import evaluation_commands
-from archipelago.frame_parser import Number
-
-if TYPE_CHECKING:
-    from archipelago.cli import Subparsers
+from archipelago.arguments import Subparsers, counted
 
 
-def add_evaluation_commands(commands: Subparsers, counted: Callable[[int, int], Number]) -> None:
+def add_evaluation_commands(commands: Subparsers) -> None:
     listed = commands.add_of_run(
         "evaluations", evaluation_commands.evaluations, "print the results of evaluations"
     )

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from archipelago import frame_commands as commands
+from archipelago.arguments import Subparsers, add_json, counted
 from archipelago.client import Client
 from archipelago.read_commands import backends
 
-if TYPE_CHECKING:
-    from archipelago.cli import Subparsers
-
 ROLES = ("viewer", "operator", "admin")
 PERIODS = ("day", "week", "month")
-Number = Callable[[str], int]
 
 
-def add_frame_commands(parsers: Subparsers, counted: Callable[[int, int], Number]) -> None:
+def add_frame_commands(parsers: Subparsers) -> None:
     found = parsers.add("search", commands.search, "find runs, replicas, pages and actions")
     found.add_argument("text", nargs="+", metavar="TEXT", help="e.g. five 3, or stop five")
     found.add_argument("-n", "--limit", type=counted(1, 50), default=12)
-    _json(found)
+    add_json(found)
     _add_budgets(parsers)
     _add_prices(parsers)
     _add_credentials(parsers)
     _add_webhooks(parsers)
     _add_users(parsers)
     tokens = parsers.group("tokens", "list and revoke your API tokens")
-    _json(tokens.add("ls", commands.tokens, "list your tokens"))
+    add_json(tokens.add("ls", commands.tokens, "list your tokens"))
     revoke = tokens.add("revoke", commands.revoke_token, "revoke a token")
     revoke.add_argument("id", type=counted(0, 2**31 - 1), metavar="ID")
 
@@ -49,19 +44,17 @@ def _backends(client: Client, options: argparse.Namespace) -> int:
     return (commands.backend_state if options.state else backends)(client, options)
 
 
-def add_inbox_options(
-    command: argparse.ArgumentParser, counted: Callable[[int, int], Number]
-) -> None:
+def add_inbox_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--firing", action="store_true", help="only open alerts")
     command.add_argument("--owner", default="", help="only of this owner's runs")
     command.add_argument("-n", "--limit", type=counted(1, 500), default=50)
     command.add_argument("--mark-read", action="store_true", help="mark all alerts as read")
-    _json(command)
+    add_json(command)
 
 
 def _add_budgets(parsers: Subparsers) -> None:
     group = parsers.group("budgets", "what owners and tags can spend")
-    _json(group.add("ls", commands.budgets, "list all budgets; exit status 1 if one is spent"))
+    add_json(group.add("ls", commands.budgets, "list all budgets; exit status 1 if one is spent"))
     change = group.add("set", commands.set_budget, "set a budget")
     delete = group.add("delete", commands.delete_budget, "delete a budget")
     for command in (change, delete):
@@ -79,7 +72,7 @@ def _add_prices(parsers: Subparsers) -> None:
     group = parsers.group("prices", "prices of hardware and of traffic")
     ls = group.add("ls", commands.prices, "list all prices")
     ls.add_argument("--backend", default="")
-    _json(ls)
+    add_json(ls)
     change = group.add("set", commands.set_price, "set prices of hardware, in USD an hour")
     change.add_argument("backend", metavar="BACKEND")
     change.add_argument("hardware", metavar="HARDWARE")
@@ -95,7 +88,7 @@ def _add_prices(parsers: Subparsers) -> None:
 
 def _add_credentials(parsers: Subparsers) -> None:
     group = parsers.group("credentials", "credentials of backends and buckets")
-    _json(group.add("ls", commands.credentials, "list all credentials, without secrets"))
+    add_json(group.add("ls", commands.credentials, "list all credentials, without secrets"))
     add = group.add("add", commands.save_credential, "add a credential")
     rotate = group.add("rotate", commands.save_credential, "replace secrets of a credential")
     test = group.add("test", commands.test_credential, "test a credential")
@@ -119,7 +112,7 @@ def _add_credentials(parsers: Subparsers) -> None:
 
 def _add_webhooks(parsers: Subparsers) -> None:
     group = parsers.group("webhooks", "addresses that receive alerts")
-    _json(group.add("ls", commands.webhooks, "list all webhooks"))
+    add_json(group.add("ls", commands.webhooks, "list all webhooks"))
     add = group.add("add", commands.add_webhook, "add a webhook, and print its secret once")
     test = group.add("test", commands.test_webhook, "send a test message")
     sent = group.add("deliveries", commands.deliveries, "list the newest deliveries")
@@ -134,7 +127,7 @@ def _add_users(parsers: Subparsers) -> None:
     group = parsers.group("users", "users and their roles")
     ls = group.add("ls", commands.users, "list users")
     ls.add_argument("-q", "--query", default="", help="part of a name")
-    _json(ls)
+    add_json(ls)
     add = group.add("add", commands.add_user, "add a user, and print a link for the password")
     role = group.add("role", commands.change_role, "change a user's role")
     reset = group.add("reset", commands.reset_password, "invalidate a password, and print a link")
@@ -146,7 +139,3 @@ def _add_users(parsers: Subparsers) -> None:
     role.add_argument("role", choices=ROLES)
     deactivate.set_defaults(active=False)
     activate.set_defaults(active=True)
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print the server's JSON")

@@ -45,6 +45,23 @@ class RunGroups(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BulkOutcome(Row):
+    """Result of an action on several runs for one of them. ``refusal`` is the reason why the run
+    was not changed; without one, ``changed`` is false if there was nothing to do."""
+
+    id: str
+    name: str
+    state: str
+    changed: bool
+    refusal: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkResult(Row):
+    results: list[BulkOutcome]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion(Row):
     """``query`` is the query with its last term completed; ``runs`` is how many of the newest runs
     have the value, null if they were not counted."""

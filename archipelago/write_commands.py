@@ -6,7 +6,6 @@ import argparse
 import getpass
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,7 @@ from archipelago import login as logins
 from archipelago import terminal
 from archipelago.client import Client
 from archipelago.documents import EXAMPLE, read_run
-from archipelago.errors import Conflict, Invalid, NotFound, Refused
+from archipelago.errors import Invalid
 from archipelago.read_commands import watch_run
 from archipelago.rows import ENDED, DeletionPlan, Done, RunHeader
 
@@ -121,16 +120,16 @@ def stop_matching(client: Client, options: argparse.Namespace) -> int:
         print(f"Enter the number of runs to stop: {len(runs)}", file=sys.stderr)
         typed = sys.stdin.readline().strip()
         count = int(typed) if typed.isdecimal() else None
-    if count != len(runs):
+    if count is None:
         raise ValueError(f"expected {len(runs)}, the number of active runs that match")
-    refused = 0
-    for run in runs:
-        try:
-            _report(run, partial(client.stop, reason=options.reason))
-        except (Refused, Conflict, NotFound) as error:
-            refused += 1
-            print(terminal.safe(f"{run.name}: {error}"), file=sys.stderr)
-    return int(refused > 0)
+    ids = [run.id for run in runs]
+    results = client.act_on_runs("stop", ids=ids, count=count, reason=options.reason)
+    for one in results:
+        if one.refusal:
+            print(terminal.safe(f"{one.name}: {one.refusal}"), file=sys.stderr)
+        else:
+            print(terminal.safe(f"{one.name}: {one.state}{'' if one.changed else ' already'}"))
+    return int(any(one.refusal for one in results))
 
 
 def pause(client: Client, options: argparse.Namespace) -> int:

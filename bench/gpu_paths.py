@@ -35,7 +35,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from diloco.workloads import load_workload
 
 ROOT = Path(__file__).resolve().parent.parent

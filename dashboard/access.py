@@ -37,7 +37,7 @@ def role_of(user: AbstractBaseUser | AnonymousUser) -> str:
         return ""
     if user.is_superuser:
         return "admin"
-    groups = set(user.groups.values_list("name", flat=True))
+    groups = {group.name for group in user.groups.all()}
     return next((role for role in ROLES if role in groups), "")
 
 

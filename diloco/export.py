@@ -42,7 +42,8 @@ from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
-from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest
+from diloco.training.final_result import read_final
 from diloco.training.initial_state import read_document
 from diloco.training.stored_objects import get_object, load_tensors
 from diloco.workloads.huggingface import model_config

@@ -34,7 +34,8 @@ from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.workload import STDLIB, ByteGPTWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
-from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest
+from diloco.training.final_result import read_final
 from diloco.training.sample import SAMPLE_BYTES, SEED, TEMPERATURE
 from diloco.training.stored_objects import get_object, load_tensors
 from diloco.workloads.base import first_words

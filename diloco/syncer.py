@@ -43,7 +43,8 @@ from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.store.base import Store, StoreError
 from diloco.store.open import open_store
 from diloco.store.retry import RetryingStore
-from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest
+from diloco.training.final_result import read_final
 from diloco.training.initial_state import read_document
 
 log = logging.getLogger(__name__)

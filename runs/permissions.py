@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.db.models import prefetch_related_objects
 
 from runs.models import Run, Sweep
 
 
 def has_role(user: AbstractBaseUser | AnonymousUser, *roles: str) -> bool:
-    """Whether an active user is in one of the groups. A superuser has every role."""
+    """Whether an active user is in one of the groups. A superuser has every role.
+
+    The groups are read once for each object of a user, of which every request has its own.
+    """
     if not isinstance(user, User) or not user.is_active:
         return False
-    return user.is_superuser or user.groups.filter(name__in=roles).exists()
+    if user.is_superuser:
+        return True
+    prefetch_related_objects([user], "groups")
+    return any(group.name in roles for group in user.groups.all())
 
 
 def can_view(user: AbstractBaseUser | AnonymousUser) -> bool:

@@ -14,8 +14,8 @@ from dashboard.api.auth import reader
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, responses
 from runs.queries import fleet_trouble, live_jobs, spend
+from runs.queries.attempt_costs import LONGEST_DAYS, Period
 from runs.queries.live_jobs import JobFilter
-from runs.queries.spend import Period
 
 router = Router(tags=["fleet"])
 DEFAULT_DAYS = 7
@@ -62,7 +62,7 @@ def get_spend(
     first: Annotated[date | None, Query(alias="from", description="First day, in UTC")] = None,
     last: Annotated[date | None, Query(alias="to", description="Last day; default today")] = None,
     days: Annotated[
-        int, Query(ge=1, le=spend.LONGEST_DAYS, description="Number of days without `from`")
+        int, Query(ge=1, le=LONGEST_DAYS, description="Number of days without `from`")
     ] = DEFAULT_DAYS,
     backend: Backend = "",
     owner: Owner = "",

@@ -17,6 +17,7 @@ from dashboard.api import (
     actions,
     alerts,
     boards,
+    bulk,
     evaluations,
     exports,
     fleet,
@@ -66,7 +67,7 @@ problems.install(api)
 for part in (
     *(about, runs, actions, lifecycle, records, run_page, exports, tools, views, fleet),
     *(alerts, search, money, accounts, people, trackers, sweeps, evaluations),
-    *(list_tools, boards),
+    *(list_tools, boards, bulk),
 ):
     api.add_router("", part.router)
 

@@ -121,7 +121,7 @@ def _check(request: HttpRequest, topics: dict[str, str]) -> HttpResponse | dict[
             return HttpResponse("no role yet", status=403, content_type="text/plain")
         runs = set(topics) - feed.SHARED
         if runs:
-            visible = selectors.runs_for(request.user).filter(pk__in=runs)
+            visible = selectors.visible_runs(request.user).filter(pk__in=runs)
             runs -= {str(pk) for pk in visible.values_list("pk", flat=True)}
         allowed = {name: after for name, after in topics.items() if name not in runs}
         if not allowed:

@@ -39,6 +39,11 @@ def run_to_see(request: HttpRequest, run_id: Any) -> Run:
     return get_object_or_404(selectors.runs_for(request.user), pk=run_id)
 
 
+def bare_run(request: HttpRequest, run_id: Any) -> Run:
+    """The same without the annotations of a header."""
+    return get_object_or_404(selectors.visible_runs(request.user), pk=run_id)
+
+
 def run_to_operate(request: HttpRequest, run_id: Any) -> Run:
     run = run_to_see(request, run_id)
     if not permissions.can_operate(request.user, run):

@@ -10,8 +10,7 @@ Delete also asks for the number of runs.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from django.contrib import messages
 from django.contrib.auth.models import User
@@ -24,13 +23,11 @@ from django.views.decorators.http import require_POST
 from dashboard.list_address import ListAddress
 from dashboard.views.access import signed_in
 from runs import permissions
-from runs.actions import lifecycle, replicas_and_pools
-from runs.exceptions import ActionRefused
+from runs.actions import bulk as bulk_actions
+from runs.actions import lifecycle
 from runs.models import Run
-from runs.queries import comparison, search, selectors
+from runs.queries import comparison
 
-MOST = 500
-"""Runs that one request changes."""
 DONE = {"stop": "stopping", "archive": "archived", "restore": "restored", "tag": "tagged"}
 ASKED = {
     "stop": (
@@ -49,7 +46,6 @@ ASKED = {
 """Action -> verb, consequence, and the text of the link back of its confirmation."""
 MOST_ADDRESS = 2000
 MOST_TAG = 200
-NOT_YOURS = "operators can change only their own runs"
 
 
 @require_POST
@@ -73,7 +69,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     if not selected:
         messages.info(request, "No runs selected.")
         return _back(request)
-    own = _operable(user, selected)
+    own = bulk_actions.operable(user, selected)
     if what == "delete":
         return _delete(request, user, selected, own)
     others = len(selected) - len(own)
@@ -110,7 +106,7 @@ def _is_confirmed(request: HttpRequest) -> bool:
 
 def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run]) -> HttpResponse:
     """Show the confirmation page; with the right number, delete and list runs that are kept."""
-    kept = [(run, NOT_YOURS) for run in selected if run not in own]
+    kept = [(run, bulk_actions.NOT_YOURS) for run in selected if run not in own]
     why = lifecycle.why_not_deleted(own)
     kept += [(run, why[run.pk]) for run in own if run.pk in why]
     runs = [run for run in own if run.pk not in why]
@@ -127,15 +123,10 @@ def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run
     if typed != str(len(runs)):
         context["error"] = f"Enter {len(runs)}, the number of runs to delete."
         return render(request, "runs/bulk_delete.html", context, status=422)
-    gone = 0
-    for run in runs:
-        try:
-            lifecycle.delete(run, actor=user, name=run.name, objects=objects)
-            gone += 1
-        except ActionRefused as error:
-            kept.append((run, str(error)))
-        except Run.DoesNotExist:  # a concurrent deletion has finished
-            gone += 1
+    action = bulk_actions.BulkAction(verb="delete", objects=objects)
+    outcomes = bulk_actions.act_on_all(runs, action, actor=user)
+    gone = sum(one.changed for one in outcomes)
+    kept += [(one.run, one.refusal) for one in outcomes if one.refusal]
     if not kept:
         messages.success(request, f"Deleting {gone} run{'s' if gone != 1 else ''}.")
         return _back(request)
@@ -144,36 +135,21 @@ def _delete(request: HttpRequest, user: User, selected: list[Run], own: list[Run
 
 def _act_on_all(request: HttpRequest, what: str, runs: list[Run], others: int) -> None:
     """Apply the action to each run, and report the outcome in one message."""
-    changed, refused = 0, []
-    for run in runs:
-        try:
-            changed += _act(request, what, run)
-        except ActionRefused as error:
-            refused.append(f"{run.name}: {error}")
-        except Run.DoesNotExist:
-            refused.append(f"{run.name}: it was deleted")
+    action = bulk_actions.BulkAction(
+        verb=cast(bulk_actions.Verb, what), tags=request.POST.get("tag", "").split()
+    )
+    outcomes = bulk_actions.act_on_all(runs, action, actor=signed_in(request))
+    changed = sum(one.changed for one in outcomes)
+    refused = [f"{one.run.name}: {one.refusal}" for one in outcomes if one.refusal]
     unchanged = len(runs) - changed - len(refused)
     parts = [f"{changed} {DONE[what]}"] if changed or not (refused or others) else []
     if unchanged and changed:
         parts.append(f"{unchanged} already done")
     if others:
-        parts.append(f"{others} skipped: {NOT_YOURS}")
+        parts.append(f"{others} skipped: {bulk_actions.NOT_YOURS}")
     parts += refused[:3] + ([f"and {len(refused) - 3} more"] if len(refused) > 3 else [])
     level = messages.WARNING if refused or others else messages.SUCCESS
     messages.add_message(request, level, "; ".join(parts) + ".")
-
-
-def _act(request: HttpRequest, what: str, run: Run) -> bool:
-    user = signed_in(request)
-    acts: dict[str, Callable[[], Any]] = {
-        "stop": lambda: replicas_and_pools.request_stop(run, actor=user),
-        "archive": lambda: lifecycle.archive(run, actor=user),
-        "restore": lambda: lifecycle.archive(run, actor=user, archived=False),
-        "tag": lambda: lifecycle.describe(
-            run, more_tags=request.POST.get("tag", "").split(), actor=user
-        ),
-    }
-    return bool(acts[what]())
 
 
 def _selected(request: HttpRequest) -> list[Run]:
@@ -181,29 +157,13 @@ def _selected(request: HttpRequest) -> list[Run]:
 
     Raises ``ValueError`` if the query is invalid, or if there are too many runs.
     """
-    visible = selectors.runs_for(request.user)
-    if "matching" in request.POST:
-        back = request.POST.get("back", "")
-        if len(back) > MOST_ADDRESS:  # a part of a query matches other runs
-            raise ValueError(f"expected a query of at most {MOST_ADDRESS} characters")
-        terms = search.parse(ListAddress.of_text(back).query)
-        runs = search.matching(visible, terms, user=request.user)
-    else:
-        wanted = {uuid.UUID(i) for i in request.POST.getlist("id") if _is_id(i)}
-        if not wanted:
-            return []
-        runs = visible.filter(pk__in=wanted)
-    selected = list(runs.order_by("-created_at", "-pk")[: MOST + 1])
-    if len(selected) > MOST:
-        raise ValueError(f"expected at most {MOST} runs, found {runs.count()}. Narrow the query")
-    return selected
-
-
-def _operable(user: User, runs: list[Run]) -> list[Run]:
-    """The runs that the user can operate, with one query for the role."""
-    if permissions.has_role(user, "admin"):
-        return runs
-    return [run for run in runs if run.owner_id == user.pk]
+    if "matching" not in request.POST:
+        ids = {uuid.UUID(i) for i in request.POST.getlist("id") if _is_id(i)}
+        return bulk_actions.choose(request.user, ids=ids)
+    back = request.POST.get("back", "")
+    if len(back) > MOST_ADDRESS:  # a part of a query matches other runs
+        raise ValueError(f"expected a query of at most {MOST_ADDRESS} characters")
+    return bulk_actions.choose(request.user, query=ListAddress.of_text(back).query)
 
 
 def _back(request: HttpRequest) -> HttpResponse:

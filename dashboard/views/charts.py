@@ -18,7 +18,7 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 from numpy.typing import NDArray
 
-from dashboard.views.access import run_to_see
+from dashboard.views.access import bare_run
 from runs.ingest.limits import INT_LIMIT, SMALL_LIMIT
 from runs.metrics import charts, round_strips, timeline
 from runs.metrics.bands import Band, band
@@ -50,7 +50,7 @@ def series(request: HttpRequest, run_id: Any) -> HttpResponse:
     ``last=1``: only the last point of each bucket, so that series can be stacked. ``own=3``: only
     that replica, with the band of all replicas.
     """
-    run = run_to_see(request, run_id)
+    run = bare_run(request, run_id)
     try:
         body = _series(run, request)
     except BadParameter as error:
@@ -73,10 +73,9 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     low, high = (_end(request, name, origin) for name in ("from", "to"))
     budget = _whole(request, "points", default=4000, most=MAX_POINTS)
     shown = _numbers(request, "replica")
-    annotated: Any = run  # runs_for adds the field wanted
     scales = Scales(
         sync_every=int(run.group_settings["sync_every"]),
-        replicas=annotated.wanted or int(run.group_settings["num_replicas"]),
+        replicas=_wanted(run) if axis == "tokens" else 1,
     )
     names = charts.names_of(run, wanted)
     replicas = {owner for _, owner in names if owner is not None}
@@ -103,6 +102,11 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
         "points": sum(len(c.points) for c in curves),
         "total": sum(c.total for c in curves),
     }
+
+
+def _wanted(run: Run) -> int:
+    """The number of replicas of all pools."""
+    return sum(run.pools.values_list("count", flat=True)) or int(run.group_settings["num_replicas"])
 
 
 def curve_row(curve: Curve, *, axis: Axis, scales: Scales, origin: float) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def short(values: NDArray[Any]) -> list[float | None]:
 def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
     """``?below=4000``: outcomes of all rounds below that number, one digit per replica. For late
     contributions also their positions, as differences, and their lateness in tenths of seconds."""
-    run = run_to_see(request, run_id)
+    run = bare_run(request, run_id)
     try:
         below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
     except BadParameter as error:
@@ -177,7 +181,7 @@ def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
 @never_cache
 def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     """One round in the format of the snapshot, for rounds that are too old to be in it."""
-    run = run_to_see(request, run_id)
+    run = bare_run(request, run_id)
     rows = selectors.round_rows(run, numbers=[min(number, SMALL_LIMIT)])
     if not rows:
         raise Http404(f"no round {number}")
@@ -189,7 +193,7 @@ def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
 @gzip_page
 def rounds_before(request: HttpRequest, run_id: Any) -> HttpResponse:
     """``?below=401``: summaries of the newest rounds below that number."""
-    run = run_to_see(request, run_id)
+    run = bare_run(request, run_id)
     try:
         below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
     except BadParameter as error:
@@ -204,7 +208,7 @@ def rounds_before(request: HttpRequest, run_id: Any) -> HttpResponse:
 @gzip_page
 def bars(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Activity of the replicas as bars or a raster: ``?from=&to=&columns=800`` (Unix seconds)."""
-    run = run_to_see(request, run_id)
+    run = bare_run(request, run_id)
     try:
         low, high = (_end(request, name, 0.0) for name in ("from", "to"))
         columns = _whole(request, "columns", default=800, most=MAX_COLUMNS)

@@ -12,7 +12,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.views import run as run_pages
-from dashboard.views.access import reader, run_to_see
+from dashboard.views.access import bare_run, reader
 from runs.backends import storage_health
 
 
@@ -27,6 +27,6 @@ def banners(request: HttpRequest) -> HttpResponse:
             run_id = uuid.UUID(text)
         except ValueError:
             raise Http404 from None
-        run = run_to_see(request, run_id)
+        run = bare_run(request, run_id)
         context = {**run_pages.banners(run), "run": run}
     return render(request, "partials/troubles.html", context)

@@ -22,8 +22,8 @@ from dashboard.views.fleet import job_filter
 from executors.registry import BACKENDS
 from runs.backends import health, storage_health
 from runs.queries import spend as queries
+from runs.queries.attempt_costs import LONGEST_DAYS, Period
 from runs.queries.live_jobs import JobFilter
-from runs.queries.spend import Period
 
 LABELS = {**BACKENDS, queries.TRAFFIC: queries.TRAFFIC_LABEL}
 DEFAULT_DAYS = 7
@@ -103,8 +103,8 @@ def _asked(request: HttpRequest, today: date) -> Period:
     """Parse an address. Raises ``ValueError``."""
     first, last, days = (request.GET.get(name, "") for name in ("from", "to", "days"))
     number = days if days.isascii() and days.isdecimal() and len(days) < 5 else "0"
-    if days and not 1 <= int(number) <= queries.LONGEST_DAYS:
-        raise ValueError(f"expected 1 to {queries.LONGEST_DAYS} days, found {days[:40]!r}")
+    if days and not 1 <= int(number) <= LONGEST_DAYS:
+        raise ValueError(f"expected 1 to {LONGEST_DAYS} days, found {days[:40]!r}")
     try:
         return Period.until(
             _day(last) if last else today,

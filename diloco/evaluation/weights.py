@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from diloco.model import named_parameters
 from diloco.protocol.records import StoredObject
 from diloco.store.base import MissingKey, Store
-from diloco.training.checkpoint import newest_manifest, read_final, read_manifest
+from diloco.training.checkpoint import newest_manifest, read_manifest
+from diloco.training.final_result import read_final
 from diloco.training.stored_objects import load_tensors
 
 

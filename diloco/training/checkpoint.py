@@ -1,4 +1,4 @@
-"""Checkpoints of the global weights and the outer optimizer, and the final result.
+"""Checkpoints of the global weights and the outer optimizer.
 
 A writer first stores the objects below its own prefix and then creates the manifest, which can be
 created only once. So readers never see an incomplete checkpoint, and a writer that loses the race
@@ -8,13 +8,11 @@ part (:mod:`diloco.training.stored_objects`).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +29,6 @@ from diloco.protocol.pieces import keys_of
 from diloco.protocol.reading import Damaged, read_record
 from diloco.protocol.records import (
     CheckpointManifest,
-    FinalManifest,
     Identity,
     StoredObject,
     TensorEntry,
@@ -39,7 +36,7 @@ from diloco.protocol.records import (
 from diloco.protocol.round_view import Totals
 from diloco.store.base import MissingKey, Store
 from diloco.training.model_check import check_model
-from diloco.training.stored_objects import load_windows, put_object, put_tensors
+from diloco.training.stored_objects import load_windows, put_tensors
 
 log = logging.getLogger(__name__)
 
@@ -328,102 +325,3 @@ def _read_outer(
             f"{int(counts[0]) if counts else 'none'}"
         )
     return {name: vector.to(outer.state_dtype) for name, vector in vectors.items()}, int(counts[0])
-
-
-SWEPT_AGAIN = 3
-"""Number of previous checkpoints whose rounds each sweep lists again."""
-SWEPT_AT_THE_END = 2000
-"""Maximum number of rounds that the last sweep of a run lists."""
-
-
-def sweep(store: Store, *, rounds_kept: int = 0, at_the_end: bool = False) -> int:
-    """Delete the objects that no joining replica needs; return their number.
-
-    Kept are the newest two complete checkpoints, the payloads of rounds after the older of them and
-    of ``rounds_kept`` rounds before, and all manifests and records; the records of old rounds are
-    packed (:mod:`diloco.training.round_packs`). A sweep can miss objects (its process died, or an
-    upload arrived later), so each sweep lists the rounds of the last checkpoints again, and the
-    sweep ``at_the_end`` of a run many more. The cost is one request per round and sweep; each round
-    is listed :data:`SWEPT_AGAIN` + 1 times.
-    """
-    listed = [info.key for info in store.list(keys.CHECKPOINTS)]
-    manifests = {
-        key: round for key in listed if (round := keys.parse_checkpoint_manifest(key)) is not None
-    }
-    rounds = sorted(manifests.values())
-    if len(rounds) < 2:
-        return 0
-    older = rounds[-2]
-    last = older - rounds_kept
-    first = max(1, rounds[max(0, len(rounds) - 3 - SWEPT_AGAIN)] + 1 - rounds_kept)
-    if at_the_end:
-        first = min(first, max(1, last + 1 - SWEPT_AT_THE_END))
-    # The writer of a later checkpoint can still be about to create its manifest.
-    limit = f"{keys.CHECKPOINTS}{older:08d}/"
-    obsolete = [key for key in listed if key not in manifests and key < limit]
-    for round in range(first, last + 1):
-        obsolete += [
-            info.key for info in store.list(keys.round_dir(round)) if keys.is_temporary(info.key)
-        ]
-    if obsolete:
-        store.delete(obsolete)
-    return len(obsolete)
-
-
-def sweep_results(store: Store, final: FinalManifest) -> None:
-    """Delete the results of writers that lost the race for the final manifest."""
-    writer = final.writer
-    own = keys.final_dir(writer.replica, writer.incarnation)
-    listed = [info.key for info in store.list(keys.FINAL)]
-    obsolete = [key for key in listed if key != keys.FINAL_MANIFEST and not key.startswith(own)]
-    if obsolete:
-        store.delete(obsolete)
-
-
-PutFinal = Callable[[Store, str, Mapping[str, Tensor]], StoredObject]
-"""Stores tensors as safetensors under a key, with the sha256 of the object."""
-
-
-def publish_final(
-    store: Store,
-    identity: Identity,
-    *,
-    round: int,
-    reason: str,
-    tensors: Mapping[str, Tensor],
-    weights_digest: str,
-    config: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    wall_s: float,
-    put: PutFinal | None = None,
-) -> bool:
-    """Write weights, config and summary, then the manifest. Returns False if another writer's
-    manifest exists. ``put`` stores ``tensors`` that this process does not hold whole."""
-    put = put or partial(put_tensors, sha256=True)
-    folder = keys.final_dir(identity.replica, identity.incarnation)
-    manifest = FinalManifest(
-        round=round,
-        reason=reason,
-        writer=identity,
-        weights_digest=weights_digest,
-        weights=put(store, f"{folder}model.safetensors", tensors),
-        config=put_object(store, f"{folder}config.json", _json(config)),
-        summary=put_object(store, f"{folder}summary.json", _json(summary)),
-        wall_s=wall_s,
-    )
-    return store.create(keys.FINAL_MANIFEST, manifest.to_bytes())
-
-
-def read_final(store: Store) -> FinalManifest | None:
-    """Return the final manifest, or None if the run has not ended.
-
-    Raises :class:`~diloco.protocol.reading.Damaged`.
-    """
-    try:
-        return read_record(store, keys.FINAL_MANIFEST, FinalManifest)
-    except MissingKey:
-        return None
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"

@@ -18,7 +18,7 @@ from diloco.protocol.reading import Damaged
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store
 from diloco.store.retry import RetryingStore
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from diloco.training.initial_state import read_document
 
 log = logging.getLogger(__name__)

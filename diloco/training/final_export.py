@@ -20,14 +20,9 @@ from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.telemetry import Evaluation
 from diloco.store.base import Store, StoreError
-from diloco.training.checkpoint import (
-    PutFinal,
-    publish_final,
-    read_final,
-    sweep,
-    sweep_results,
-)
+from diloco.training.final_result import PutFinal, publish_final, read_final, sweep_results
 from diloco.training.sample import Sampler, publish_sample
+from diloco.training.sweep import sweep
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +36,7 @@ POLL_S = 0.1
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a run. ``tensors`` returns the global weights, which are also in the model that
-    ``sample`` uses; ``put`` stores them (:func:`~diloco.training.checkpoint.publish_final`)."""
+    ``sample`` uses; ``put`` stores them (:func:`~diloco.training.final_result.publish_final`)."""
 
     document: GroupDocument
     tensors: Callable[[], dict[str, Tensor]]

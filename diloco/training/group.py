@@ -48,10 +48,10 @@ from diloco.store.metered import MeteredStore
 from diloco.store.retry import RetryingStore
 from diloco.telemetry.startup_timing import Startup
 from diloco.telemetry.writer import Number, TelemetryWriter
-from diloco.training.checkpoint import PutFinal
 from diloco.training.context import ReplicaContext
 from diloco.training.drain import drain
 from diloco.training.final_export import Result, export_final
+from diloco.training.final_result import PutFinal
 from diloco.training.hooks import BeforeRound, RoundWatcher
 from diloco.training.initial_state import read_document
 from diloco.training.join_options import JoinOptions, layout_options

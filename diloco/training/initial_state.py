@@ -24,9 +24,9 @@ from diloco.training.checkpoint import (
     VectorStorage,
     WholeVectors,
     manifests,
-    read_final,
     save_checkpoint,
 )
+from diloco.training.final_result import read_final
 from diloco.training.global_state import GlobalState
 
 log = logging.getLogger(__name__)

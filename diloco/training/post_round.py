@@ -19,7 +19,7 @@ from diloco.protocol.telemetry import Evaluation, RoundReport
 from diloco.store.base import StoreError
 from diloco.store.metered import StoreUsage
 from diloco.training.background import CHECKPOINT, PACKS, STATE, BackgroundWrites
-from diloco.training.checkpoint import manifest_rounds, save_checkpoint, sweep
+from diloco.training.checkpoint import manifest_rounds, save_checkpoint
 from diloco.training.context import ReplicaContext
 from diloco.training.final_export import checkpointer, evaluator
 from diloco.training.hooks import NoWatcher, RoundHooks, RoundWatcher
@@ -28,6 +28,7 @@ from diloco.training.local_progress import LocalProgress
 from diloco.training.progress import OnRound, RoundProgress
 from diloco.training.replica_state import EarlyContribution, ReplicaState, StateWriter
 from diloco.training.round_packs import pack_rounds
+from diloco.training.sweep import sweep
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
 from diloco.protocol.round_weights import kept_when_late
 from diloco.training.catch_up import CatchUp
-from diloco.training.checkpoint import read_final
 from diloco.training.context import ReplicaContext
 from diloco.training.dynamic_steps import DynamicLocalUpdates
+from diloco.training.final_result import read_final
 from diloco.training.local_progress import LocalProgress
 from diloco.training.partial_round import PartialRounds
 from diloco.training.post_round import Evaluate, PostRoundTasks

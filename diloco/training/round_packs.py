@@ -26,7 +26,8 @@ from diloco.protocol.packed_rounds import (
 from diloco.protocol.parallel_reads import call_each
 from diloco.protocol.records import BadRecord, Commit, ContributionRecord, Plan, Record
 from diloco.store.base import ListingTooLong, MissingKey, NotAnObject, ObjectTooLarge, Store
-from diloco.training.checkpoint import SWEPT_AGAIN, manifest_rounds
+from diloco.training.checkpoint import manifest_rounds
+from diloco.training.sweep import SWEPT_AGAIN
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def pack_rounds(
     """Pack the rounds that no joining replica needs, and delete what an earlier call has packed.
 
     ``rounds_kept`` rounds more are left as they are. Each call repeats what the calls after the
-    last :data:`~diloco.training.checkpoint.SWEPT_AGAIN` checkpoints can have missed. ``check`` is
+    last :data:`~diloco.training.sweep.SWEPT_AGAIN` checkpoints can have missed. ``check`` is
     called before each block and each read; its exception ends the call. Raises the store's errors.
     """
     rounds = manifest_rounds(store)

@@ -12,9 +12,11 @@ from django.db.models import F
 
 from runs.json_values import finite
 from runs.models import EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run, Sweep, TagPeriod
-from runs.queries import spend
-from runs.queries.spend import Attempt, Period, Tally
+from runs.queries import attempt_costs
+from runs.queries.attempt_costs import EARLIEST, Attempt, Period, by_day
+from runs.queries.spend import TRAFFIC
 from runs.queries.spend_history import Stretch, history_of
+from runs.queries.spend_rows import Tally
 
 MOST_TAG_PERIODS = 200
 """Of one run: each divides its costs."""
@@ -39,13 +41,13 @@ def end_tags(run: Run, *, now: datetime) -> None:
 def retain(run: Run, *, now: datetime) -> None:
     """Store what an ended run has spent, by day, backend and tags; the caller then deletes it."""
     history = history_of(run)
-    period = Period(first=spend.EARLIEST, last=now.astimezone(UTC).date())
+    period = Period(first=EARLIEST, last=now.astimezone(UTC).date())
     tallies: dict[tuple[date, str, tuple[str, ...]], Tally] = {}
     for backend, stretches in _spent(run, now):
-        is_new = backend != spend.TRAFFIC
+        is_new = backend != TRAFFIC
         for stretch in stretches:
             for tags, part in history.parts(run.pk, stretch):
-                for day, share, s in spend.by_day(part, period):
+                for day, share, s in by_day(part, period):
                     tally = tallies.setdefault((day, backend, tags or ()), Tally())
                     tally.count(None if part.usd is None else part.usd * share, s)
                     if not is_new:  # a job is counted once
@@ -76,14 +78,14 @@ def retain(run: Run, *, now: datetime) -> None:
 def _spent(run: Run, now: datetime) -> Iterator[tuple[str, list[Stretch]]]:
     """The backend of each job of a run with the times in which it cost something, and those of its
     traffic."""
-    replicas = ReplicaAttempt.objects.filter(replica__run=run).values_list(*spend.COLUMNS)
+    replicas = ReplicaAttempt.objects.filter(replica__run=run).values_list(*attempt_costs.COLUMNS)
     evaluations = EvaluationAttempt.objects.filter(evaluation__run=run)
-    for jobs in (replicas, evaluations.values_list(*spend.EVALUATION_COLUMNS)):
+    for jobs in (replicas, evaluations.values_list(*attempt_costs.EVALUATION_COLUMNS)):
         for values in jobs.iterator(chunk_size=2000):
             attempt = Attempt(*values)
             if attempt.launched_at or attempt.started_at:
-                yield attempt.backend, spend.stretches(attempt, now)
+                yield attempt.backend, attempt_costs.stretches(attempt, now)
     if run.started_at is not None and run.traffic_usd > 0:
         end = max(run.started_at, run.ended_at or now)
         usd = finite(run.traffic_usd) or 0.0
-        yield spend.TRAFFIC, [Stretch(start=run.started_at, end=end, usd=usd)]
+        yield TRAFFIC, [Stretch(start=run.started_at, end=end, usd=usd)]

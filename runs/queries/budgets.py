@@ -23,8 +23,9 @@ from runs.backends.budgets import budgets_of, first_day, is_exceeded, next_day, 
 from runs.json_values import finite, row_of, texts
 from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
 from runs.permissions import can_view
-from runs.queries import spend, spend_history
-from runs.queries.spend import Attempt
+from runs.queries import spend_history
+from runs.queries.attempt_costs import COLUMNS, EVALUATION_COLUMNS, Attempt, stretches
+from runs.queries.spend import RUNS_AT_ONCE
 from runs.queries.spend_history import SpendHistory, Stretch
 
 STRADDLING = 20_000
@@ -80,8 +81,8 @@ class _Part:
 
 
 _JOBS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-    (ReplicaAttempt.objects, spend.COLUMNS),
-    (EvaluationAttempt.objects, spend.EVALUATION_COLUMNS),
+    (ReplicaAttempt.objects, COLUMNS),
+    (EvaluationAttempt.objects, EVALUATION_COLUMNS),
 )
 """Attempts of replicas and of evaluations, with the columns of their costs; the first column is the
 run."""
@@ -115,7 +116,7 @@ def _by_time(start: datetime, now: datetime, history: SpendHistory) -> Iterator[
     )
     for values in rows:
         attempt = Attempt(*values)
-        for stretch in spend.stretches(attempt, now):
+        for stretch in stretches(attempt, now):
             for tags, part in history.parts(attempt.run, stretch):
                 share = _share(part.start, part.end, start, now)
                 yield _Part(
@@ -151,8 +152,8 @@ def _traffic(start: datetime, now: datetime, history: SpendHistory) -> Iterator[
 def _group(by_run: dict[uuid.UUID, Spent], history: SpendHistory, result: Spending) -> None:
     """Add the sums of runs to their owners, and to their tags if these never changed."""
     ids = list(by_run)
-    for at in range(0, len(ids), spend.RUNS_AT_ONCE):
-        runs = Run.objects.filter(pk__in=ids[at : at + spend.RUNS_AT_ONCE]).order_by()
+    for at in range(0, len(ids), RUNS_AT_ONCE):
+        runs = Run.objects.filter(pk__in=ids[at : at + RUNS_AT_ONCE]).order_by()
         for pk, owner, tags in runs.values_list("pk", "owner__username", "tags"):
             spent = by_run[pk]
             result.owners.setdefault(owner, Spent()).add(spent.usd, spent.unpriced_jobs)

@@ -72,9 +72,12 @@ DRAIN_FOR = timedelta(hours=1)
 
 def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
     """The runs that a user can view, newest first, annotated for :func:`run_header`."""
-    if not can_view(user):
-        return Run.objects.none()
-    return with_header(Run.objects.all())
+    return with_header(visible_runs(user))
+
+
+def visible_runs(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
+    """The same without annotations, which take a third of the CPU time of a chart's request."""
+    return Run.objects.all() if can_view(user) else Run.objects.none()
 
 
 def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:

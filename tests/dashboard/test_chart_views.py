@@ -400,3 +400,11 @@ def add_losses(run: Run, replica: int, steps: Iterable[int], value: float) -> No
         step=steps, round=[1] * len(steps), tokens=steps, wall_s=steps, value=[value] * len(steps)
     )
     downsampling.add_points(run, run.replicas.get(number=replica), {"loss": points}, key="step")
+
+
+def test_a_chart_does_not_read_the_header_of_its_run(
+    client: Client, run: Run, django_assert_max_num_queries: Any
+) -> None:
+    with django_assert_max_num_queries(8) as queries:
+        ask(client, run, of="loss")
+    assert not any("alert_count" in one["sql"] for one in queries.captured_queries)

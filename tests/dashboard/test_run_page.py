@@ -171,3 +171,11 @@ def test_lines_around_a_line(client: Client, run: Run, monkeypatch: pytest.Monke
     assert [line["id"] for line in lines(client, run)] == every[-4:]
     response = client.get(reverse("run-logs", args=[run.pk]), {"line": "9" * 30})
     assert response.status_code == 400
+
+
+def test_the_roles_of_the_user_are_read_once(
+    client: Client, run: Run, django_assert_max_num_queries: Any
+) -> None:
+    with django_assert_max_num_queries(40) as queries:
+        page(client, run)
+    assert sum("auth_user_groups" in one["sql"] for one in queries.captured_queries) == 1

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dashboard.views import runs as view
-from runs.actions import lifecycle
+from runs.actions import bulk, lifecycle
 from runs.models import Event, Run
 from runs.queries import comparison, listing
 from tests.browser import seed
@@ -276,8 +276,6 @@ def test_every_change_of_all_that_match_names_the_number(
 def test_too_many_runs_and_invalid_queries_change_nothing(
     client: Client, operator_user: Any, monkeypatch: pytest.MonkeyPatch, back: str, found: str
 ) -> None:
-    from dashboard.views import bulk
-
     monkeypatch.setattr(bulk, "MOST", 2)
     runs = make_runs(operator_user, 3)
     sent = {"matching": "1", "do": "stop", "confirmed": "1", "back": back}

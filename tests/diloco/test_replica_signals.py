@@ -17,7 +17,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import leave_within_s
 from diloco.store.base import LocalStore, MissingKey
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from diloco.training.replica_state import load_replica_state
 from tests import torch_process
 

@@ -4,7 +4,7 @@ import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
 import { clamp, cssColor, h, token } from "../lib/dom.js";
 import { swatch } from "../lib/palette.js";
-import { follow, look } from "../run/chart.js";
+import { follow, look } from "../lib/plot.js";
 
 const LINES = [
   { name: "efficiency", label: "Efficiency", hue: "--r-0", width: 2.5, dash: [] },

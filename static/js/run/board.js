@@ -6,7 +6,8 @@ import { $, $$, clamp, h, isShown, keyed, marked, press, setText, timed, url } f
 import { getFirst, getJSON, getLater } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { add, liveX, unpacked, widen } from "./curves.js";
-import { AXES, Chart } from "./chart.js";
+import { AXES } from "./axes.js";
+import { Chart } from "./chart.js";
 import { panelGrid } from "./panels.js";
 import { specOf } from "./specs.js";
 import { replicaSwatch } from "../lib/palette.js";

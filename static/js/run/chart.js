@@ -2,67 +2,13 @@
 
 import uPlot from "../lib/uplot.js";
 import * as format from "../lib/format.js";
-import {
-  $,
-  clamp,
-  cssColor,
-  h,
-  isDark,
-  marked,
-  onTheme,
-  press,
-  setText,
-  table,
-  token,
-  url,
-} from "../lib/dom.js";
+import { $, clamp, cssColor, h, isDark, marked, onTheme, press, setText, url } from "../lib/dom.js";
+import { follow, look } from "../lib/plot.js";
+import { AXES, axisText, padded, positivePart, visibleRange } from "./axes.js";
+import { markNewest, markNotFinite, ODD } from "./chart_marks.js";
+import { save, saveCsv, valuesTable } from "./chart_values.js";
 import { lastKnown, notFinite, search, usual } from "./curves.js";
 import { tooltip } from "./tooltip.js";
-
-export const AXES = {
-  step: "inner step",
-  round: "round",
-  tokens: "tokens of all replicas",
-  wall: "time",
-  relative: "time since the first step",
-  money: "US dollars",
-};
-const TABLE_ROWS = 200;
-const ODD = { nan: "NaN", inf: "∞", "-inf": "−∞" };
-
-/** Common plot options: frame size and page colours; `x` and `y` configure the axes. */
-export function look(place, x, y, more) {
-  const font = `11px ${token("--font")}`;
-  const grid = { stroke: cssColor("--grid"), width: 1 };
-  const axis = { stroke: cssColor("--text-3"), font, grid, ticks: { show: false }, gap: 6 };
-  const horizontal = {
-    ...axis,
-    size: 28,
-    gap: 4,
-    labelFont: font,
-    labelSize: 18,
-    labelGap: 0,
-    ...x,
-  };
-  return {
-    // A hidden frame has no size; it is resized when shown.
-    width: place.clientWidth || 600,
-    height: place.clientHeight || 200,
-    padding: [8, 18, 0, 0], // half of the last label of the axis
-    legend: { show: false },
-    axes: [horizontal, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
-    ...more,
-  };
-}
-
-/** Resize the plot returned by `plot()` with its frame. */
-export function follow(place, plot) {
-  const resize = () => {
-    const { clientWidth: width, clientHeight: height } = place;
-    if (width) plot()?.setSize({ width, height });
-  };
-  new ResizeObserver(resize).observe(place);
-}
 
 /** The hidden lines of all charts in the address: "<chart>.<line>,...". */
 const hiddenLines = () => (url.get("hide") ?? "").split(",").filter(Boolean);
@@ -94,7 +40,7 @@ export class Chart {
     const own = hiddenLines().filter((name) => this.#owns(name));
     this.hidden = new Set(own.map((name) => name.slice(this.id.length + 1)));
     this.at.table.addEventListener("click", () => board.toggleTable(this.id));
-    this.at.csv?.addEventListener("click", () => this.#saveCsv());
+    this.at.csv?.addEventListener("click", () => saveCsv(this.id, board.view.x, this.lines));
     this.at.png?.addEventListener("click", () => this.#savePng());
     this.at.chart.addEventListener("keydown", (event) => this.#press(event));
     follow(this.at.chart, () => this.plot);
@@ -139,7 +85,7 @@ export class Chart {
     }
     this.#show();
     this.read();
-    if (listed) this.#fill();
+    if (listed) at["chart-table"].replaceChildren(this.#valuesTable());
   }
 
   /** Lines of replicas are drawn when they are highlighted, if the board has a legend for that. */
@@ -187,7 +133,8 @@ export class Chart {
       return band ?? (ghost ? [[x, y], [x, ghost]] : [[x, y]]);
     });
     const positive = (y) => (log.y ? y.map((v) => (v > 0 ? v : null)) : y);
-    return uPlot.join(columns.map(([x, y]) => (log.x ? cut(x, positive(y)) : [x, positive(y)])));
+    const part = log.x ? positivePart : (x, y) => [x, y];
+    return uPlot.join(columns.map(([x, y]) => part(x, positive(y))));
   }
 
   #badge() {
@@ -300,41 +247,14 @@ export class Chart {
     this.read(true);
   }
 
-  /** Name and values of each column of the table. */
-  #columns() {
+  #valuesTable() {
     const { data } = this.plot;
-    return this.#places().flatMap(([{ name, band, share }, first]) => {
+    const columns = this.#places().flatMap(([{ name, band, share }, first]) => {
       if (band) return [[`${name}, low`, data[first]], [`${name}, high`, data[first + 1]]];
       return [[name, share?.length === data[0].length ? share : data[first]]];
     });
-  }
-
-  #fill() {
-    const x = this.plot.data[0];
-    const every = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
-    const picked = x.map((_, i) => i).filter((i) => i % every === 0 || i === x.length - 1);
-    const columns = this.#columns();
-    const axis = this.board.view.x;
-    const caption = `${$("h2", this.card).textContent} by ${AXES[axis]}`;
-    const heads = [AXES[axis], ...columns.map(([name]) => name)].map((name) => `#${name}`);
-    const cell = (column, i) => h("td.num", {}, this.spec.text(lastKnown(column, i)));
-    const rows = picked.map((i) => h("tr", {},
-      h("th.num", { scope: "row" }, axisText(axis, x[i])),
-      columns.map(([, column]) => cell(column, i))));
-    this.at["chart-table"].replaceChildren(table("table", caption, heads, h("tbody", {}, rows)));
-  }
-
-  /** Save the visible points, unsmoothed; gaps are empty. */
-  #saveCsv() {
-    const lines = this.lines.flatMap(({ name, x, y, band, ghost, share }) => {
-      if (band) return [[`${name} low`, ...band[0]], [`${name} high`, ...band[1]]];
-      return [[name, x, ghost ?? share ?? y]];
-    });
-    const data = uPlot.join(lines.map(([, x, y]) => [x, y]));
-    const rows = data[0].map((_, i) => data.map((column) => column[i] ?? ""));
-    const head = [this.board.view.x, ...lines.map(([name]) => name)];
-    const text = [head, ...rows].map((row) => row.join(",")).join("\n");
-    save(`${this.id}.csv`, new Blob([text], { type: "text/csv" }));
+    const title = $("h2", this.card).textContent;
+    return valuesTable(title, this.board.view.x, data[0], columns, this.spec.text);
   }
 
   #savePng() {
@@ -395,14 +315,14 @@ export class Chart {
         x: {
           time: wall,
           distr: log.x ? 3 : 1,
-          range: (u, low, high) => inSight(board.view, low, high),
+          range: (u, low, high) => visibleRange(board.view, low, high),
         },
         y: {
           distr: log.y ? 3 : 1,
           range: (u, low, high) => {
             if (this.spec.plain) return [0, 1];
-            if (this.usual) return pad(this.usual.low, this.usual.high, log.y);
-            return low === null ? [0, 1] : pad(low, high, log.y);
+            if (this.usual) return padded(this.usual.low, this.usual.high, log.y);
+            return low === null ? [0, 1] : padded(low, high, log.y);
           },
         },
       },
@@ -420,115 +340,19 @@ export class Chart {
             board.zoom(...ends);
           },
         ],
-        draw: [(u) => this.#marks(u), (u) => this.#ends(u), () => board.drawn?.(this)],
+        draw: [(u) => this.#mark(u), () => board.drawn?.(this)],
       },
     });
   }
 
-  /** The newest value of each shown line at its end, where there is room. */
-  #ends(u) {
-    if (this.spec.plain || !this.board.highlighted) return;
-    const pen = u.ctx;
-    pen.save();
-    pen.font = `500 ${11 * devicePixelRatio}px ${token("--font")}`;
-    pen.textAlign = "right";
-    pen.textBaseline = "bottom";
-    const tall = 14 * devicePixelRatio;
-    const used = [];
-    const lines = this.#places().filter(([one]) => !one.band && this.#shows(one)).reverse();
-    for (const [one, first] of lines.slice(0, 4)) {
-      const column = u.data[first];
-      const value = lastKnown(column, column.length - 1);
-      if (value === null || !(value >= u.scales.y.min && value <= u.scales.y.max)) continue;
-      const y = Math.max(u.valToPos(value, "y", true) - 3 * devicePixelRatio, u.bbox.top + tall);
-      if (used.some((other) => Math.abs(other - y) < tall)) continue;
-      used.push(y);
-      const x = u.bbox.left + u.bbox.width - 4 * devicePixelRatio;
-      pen.lineWidth = 3 * devicePixelRatio;
-      pen.strokeStyle = cssColor("--surface");
-      pen.strokeText(this.spec.text(value), x, y);
-      pen.fillStyle = one.color;
-      pen.fillText(this.spec.text(value), x, y);
-    }
-    pen.restore();
-  }
-
-  /** Mark NaN values at the upper edge, as they have no place on the y axis: a stretch of them
-   * once. */
-  #marks(u) {
-    const pen = u.ctx;
-    pen.save();
-    pen.fillStyle = cssColor("--s-failed");
-    pen.textAlign = "center";
-    pen.font = `${10 * devicePixelRatio}px ${token("--font")}`;
-    const size = 5 * devicePixelRatio;
-    const { left, top, width } = u.bbox;
-    const places = this.lines
+  /** Draw what is not part of a line: values that are not finite, and the newest values. */
+  #mark(u) {
+    const odd = this.lines
       .filter((one) => !this.hidden.has(one.id)) // also of replicas that are not highlighted
-      .flatMap((one) => (this.#shows(one) ? one.nan : one.odd))
-      .map(([x, kind]) => ({ from: u.valToPos(x, "x", true), kind }))
-      .filter(({ from }) => from >= left && from <= left + width);
-    let free = left; // where the last label ends
-    for (const { from, to, kind } of stretches(places, 4 * size)) {
-      pen.beginPath();
-      pen.moveTo(from - size, top);
-      pen.lineTo(to + size, top);
-      pen.lineTo(to, top + size * 1.7);
-      pen.lineTo(from, top + size * 1.7);
-      pen.fill();
-      const text = ODD[kind] ?? kind;
-      const half = pen.measureText(text).width / 2 + size / 2;
-      const middle = clamp((from + to) / 2, left + half, left + width - half);
-      if (middle - half < free) continue;
-      free = middle + half;
-      pen.fillStyle = cssColor("--surface");
-      pen.fillRect(middle - half, top + size * 2.2, 2 * half, size * 3);
-      pen.fillStyle = cssColor("--s-failed");
-      pen.fillText(text, middle, top + size * 4);
-    }
-    pen.restore();
+      .flatMap((one) => (this.#shows(one) ? one.nan : one.odd));
+    markNotFinite(u, odd);
+    if (this.spec.plain || !this.board.highlighted) return;
+    const lines = this.#places().filter(([one]) => !one.band && this.#shows(one));
+    markNewest(u, lines, this.spec.text);
   }
-}
-
-/** Neighbouring places of one kind, nearer than `gap`, as one {from, to, kind}. */
-function stretches(places, gap) {
-  const joined = [];
-  for (const { from, kind } of places.sort((a, b) => a.from - b.from)) {
-    const last = joined.at(-1);
-    if (last?.kind === kind && from - last.to < gap) last.to = from;
-    else joined.push({ from, to: from, kind });
-  }
-  return joined;
-}
-
-function save(name, blob) {
-  const href = URL.createObjectURL(blob);
-  h("a", { href, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 1000);
-}
-
-/** The part of a line where x > 0. */
-function cut(x, y) {
-  const from = x.findIndex((v) => v > 0);
-  return from > 0 ? [x.slice(from), y.slice(from)] : from < 0 ? [[], []] : [x, y];
-}
-
-/** The selected range of the x axis, or all of it. */
-function inSight({ from, to }, low, high) {
-  if (from !== null && to !== null) return [from, to];
-  return low === high ? [low - 0.5, high + 0.5] : [from ?? low, to ?? high];
-}
-
-function pad(low, high, log) {
-  if (log) return [low / 1.15, high * 1.15];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low - room, high + room];
-}
-
-function axisText(axis, x) {
-  if (axis === "wall") return format.clock(x * 1000, { seconds: true });
-  if (axis === "relative") return format.duration(x);
-  if (axis === "money") return format.money(x);
-  if (axis === "round") return String(Math.round(x * 100) / 100);
-  return format.count(x);
 }

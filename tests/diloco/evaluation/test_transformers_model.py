@@ -15,7 +15,7 @@ from diloco.evaluation.weights import find_weights
 from diloco.model import named_parameters
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.workload import HuggingFaceWorkload
-from diloco.training.checkpoint import publish_final
+from diloco.training.final_result import publish_final
 from tests.diloco.evaluation.runs import WRITER, make_run, make_shards, write_checkpoint
 
 WORKLOAD = HuggingFaceWorkload(

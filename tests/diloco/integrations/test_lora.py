@@ -11,7 +11,7 @@ import torch
 
 from diloco.errors import ModelMismatch
 from diloco.integrations.peft import write_adapter
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from diloco.training.stored_objects import load_tensors
 from tests.diloco.conftest import TinyGroup
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco.errors import ReplicaError
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from diloco.training.stored_objects import load_tensors
 from tests.diloco.conftest import TinyGroup
 

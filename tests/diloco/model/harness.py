@@ -30,7 +30,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
 from diloco.store.transfers import Line
 from diloco.syncer import Syncer
-from diloco.training.checkpoint import sweep
+from diloco.training.sweep import sweep
 from tests.diloco.model import virtual_time
 from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
 from tests.diloco.model.virtual_time import Process, Scheduler

@@ -20,7 +20,8 @@ from diloco.protocol.fork import ForkError, fork_checkpoint
 from diloco.protocol.records import CheckpointManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest
+from diloco.training.final_result import read_final
 from diloco.training.initial_state import write_first
 from diloco.training.join_options import Publish
 from diloco.training.local_progress import LocalProgress

@@ -326,7 +326,7 @@ def test_the_work_of_quarantine_is_in_no_contribution() -> None:
 
 def test_a_later_sweep_deletes_what_an_earlier_one_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies during two sweeps; a payload arrives long after the sweep of its round."""
-    from diloco.training.checkpoint import sweep
+    from diloco.training.sweep import sweep
 
     harness = make_harness(checkpoint_every=1, total_rounds=10)
     calls: list[int] = []

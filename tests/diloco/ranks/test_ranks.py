@@ -19,7 +19,8 @@ from diloco.protocol.records import Commit, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import manifest_rounds, read_final
+from diloco.training.checkpoint import manifest_rounds
+from diloco.training.final_result import read_final
 from tests import torch_process
 
 pytestmark = pytest.mark.processes

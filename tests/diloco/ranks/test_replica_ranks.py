@@ -14,7 +14,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.replica import Rank
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from tests import torch_process
 
 

@@ -21,7 +21,8 @@ from diloco.protocol.pieces import read_range
 from diloco.protocol.records import Commit, ContributionRecord, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
-from diloco.training.checkpoint import newest_manifest, read_final
+from diloco.training.checkpoint import newest_manifest
+from diloco.training.final_result import read_final
 from tests import torch_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]

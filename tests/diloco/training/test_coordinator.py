@@ -9,7 +9,7 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, Command, Heartbeat
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 
 MakeGroup = Callable[..., Any]
 

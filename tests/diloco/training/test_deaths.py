@@ -19,7 +19,8 @@ from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.store.base import MissingKey
-from diloco.training.checkpoint import load_checkpoint, read_final
+from diloco.training.checkpoint import load_checkpoint
+from diloco.training.final_result import read_final
 
 MakeGroup = Callable[..., Any]
 

@@ -21,7 +21,8 @@ from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, Command, Heartbeat
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import load_checkpoint, manifest_rounds, read_final
+from diloco.training.checkpoint import load_checkpoint, manifest_rounds
+from diloco.training.final_result import read_final
 
 MakeGroup = Callable[..., Any]
 

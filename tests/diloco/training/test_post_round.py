@@ -14,7 +14,7 @@ from diloco.init import create_group
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import RoundReport, Segment
 from diloco.store.base import LocalStore, Store
-from diloco.training.checkpoint import read_final
+from diloco.training.final_result import read_final
 from tests.diloco.clocks import FastClock
 from tests.diloco.conftest import Killed, MortalStore, Trap
 

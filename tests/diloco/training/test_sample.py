@@ -20,7 +20,7 @@ from diloco.protocol.records import FinalSample, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import GPT_SIZES, ByteGPTWorkload, GPTSize
 from diloco.store.base import LocalStore, StoreError
-from diloco.training.checkpoint import publish_final, read_final
+from diloco.training.final_result import publish_final, read_final
 from diloco.training.sample import SAMPLE_BYTES, SAMPLE_S, GoOn, Sampler, publish_sample, sampler_of
 from diloco.workloads.byte_gpt import ByteGPTTraining
 from diloco.workloads.sharded import RandomWindows

@@ -8,7 +8,7 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.store.base import LocalStore, Store
-from diloco.training.checkpoint import sweep
+from diloco.training.sweep import sweep
 
 LATE = "rounds/00000002/contributions/00007.00001-0000abcd.bin"
 

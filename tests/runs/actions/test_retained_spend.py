@@ -16,9 +16,9 @@ from runs.actions import lifecycle, retained_spend
 from runs.actions.deletion import delete_run
 from runs.models import RetainedSpend, Run, Sweep, TagPeriod
 from runs.queries import spend
+from runs.queries.attempt_costs import Period
 from runs.queries.budgets import Spending, spending_since
 from runs.queries.live_jobs import JobFilter
-from runs.queries.spend import Period
 from tests.browser import seed, seed_spend
 
 pytestmark = pytest.mark.django_db

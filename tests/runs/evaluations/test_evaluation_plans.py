@@ -59,9 +59,10 @@ def test_the_cost_is_part_of_the_runs(harness: Evaluations) -> None:
 
 
 def test_the_cost_counts_in_spending_and_in_budgets(harness: Evaluations) -> None:
+    from runs.queries.attempt_costs import Period
     from runs.queries.budgets import spending_since
     from runs.queries.live_jobs import JobFilter
-    from runs.queries.spend import Period, spend
+    from runs.queries.spend import spend
 
     harness.plan()
     harness.checkpoint(5)

@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from archipelago import fleet_rows
 from runs.models import ReplicaAttempt, ReplicaPool, Run
 from runs.queries import spend
+from runs.queries.attempt_costs import Attempt, Period, by_day, stretches
 from runs.queries.live_jobs import JobFilter
-from runs.queries.spend import Attempt, Period
 from runs.queries.spend_history import Stretch
 from tests.browser import seed, seed_spend
 
@@ -48,34 +48,34 @@ def at(hours: float) -> datetime:
 
 
 def test_an_ended_job_cost_evenly_from_its_start_to_its_end() -> None:
-    assert spend.stretches(made(started_at=at(8), ended_at=at(3), cost=10.0), NOW) == [
+    assert stretches(made(started_at=at(8), ended_at=at(3), cost=10.0), NOW) == [
         Stretch(start=at(8), end=at(3), usd=10.0)
     ]
 
 
 def test_a_job_that_waits_or_never_started_cost_nothing() -> None:
-    assert spend.stretches(made(), NOW) == []
-    assert spend.stretches(made(ended_at=at(1), cost=0.0), NOW) == []
-    assert spend.stretches(made(price=None), NOW) == []
+    assert stretches(made(), NOW) == []
+    assert stretches(made(ended_at=at(1), cost=0.0), NOW) == []
+    assert stretches(made(price=None), NOW) == []
 
 
 def test_a_running_job_cost_as_far_as_its_stored_cost() -> None:
-    assert spend.stretches(made(started_at=at(8), cost=6.0), NOW) == [
+    assert stretches(made(started_at=at(8), cost=6.0), NOW) == [
         Stretch(start=at(8), end=at(5), usd=6.0)
     ]
 
 
 def test_the_cost_before_a_suspension_is_spread_over_the_time_before_the_last_start() -> None:
-    assert spend.stretches(made(started_at=at(2), cost=7.0, earlier=4.0, ended_at=at(1)), NOW) == [
+    assert stretches(made(started_at=at(2), cost=7.0, earlier=4.0, ended_at=at(1)), NOW) == [
         Stretch(start=at(10), end=at(2), usd=4.0),
         Stretch(start=at(2), end=at(1), usd=3.0),
     ]
     suspended = made(cost=4.0, earlier=4.0)
-    assert spend.stretches(suspended, NOW) == [Stretch(start=at(10), end=NOW, usd=4.0)]
+    assert stretches(suspended, NOW) == [Stretch(start=at(10), end=NOW, usd=4.0)]
 
 
 def test_a_job_without_a_price_has_an_unknown_cost() -> None:
-    assert spend.stretches(made(price=None, started_at=at(8), ended_at=at(3)), NOW) == [
+    assert stretches(made(price=None, started_at=at(8), ended_at=at(3)), NOW) == [
         Stretch(start=at(8), end=at(3), usd=None)
     ]
 
@@ -83,7 +83,7 @@ def test_a_job_without_a_price_has_an_unknown_cost() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -5.0, 1e308])
 def test_numbers_that_no_price_has_are_bounded(bad: float) -> None:
     for changes in ({"price": bad}, {"cost": bad}, {"earlier": bad}):
-        for stretch in spend.stretches(made(**{"started_at": at(8), "cost": 1.0} | changes), NOW):
+        for stretch in stretches(made(**{"started_at": at(8), "cost": 1.0} | changes), NOW):
             assert stretch.start <= stretch.end <= NOW
 
 
@@ -93,15 +93,15 @@ def test_a_stretch_is_divided_by_days() -> None:
         end=datetime(2026, 11, 10, 6, tzinfo=UTC),
         usd=1,
     )
-    assert list(spend.by_day(stretch, WEEK)) == [
+    assert list(by_day(stretch, WEEK)) == [
         (date(2026, 11, 8), pytest.approx(6 / 36), 6 * 3600),
         (date(2026, 11, 9), pytest.approx(24 / 36), 24 * 3600),
         (date(2026, 11, 10), pytest.approx(6 / 36), 6 * 3600),
     ]
     short = Period(first=date(2026, 11, 9), last=date(2026, 11, 9))
-    assert [day for day, _, _ in spend.by_day(stretch, short)] == [date(2026, 11, 9)]
+    assert [day for day, _, _ in by_day(stretch, short)] == [date(2026, 11, 9)]
     moment = Stretch(start=NOW, end=NOW, usd=1.0)
-    assert list(spend.by_day(moment, WEEK)) == [(NOW.date(), 1.0, 0.0)]
+    assert list(by_day(moment, WEEK)) == [(NOW.date(), 1.0, 0.0)]
 
 
 def test_periods() -> None:
