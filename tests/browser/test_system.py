@@ -47,6 +47,15 @@ def test_missing_series_show_a_text_instead_of_zeros(window: Window, site: Site)
     page.goto(f"/runs/{none}/?tab=system")
     chart = page.locator('[data-plot="memory"] [data-chart]')
     expect(chart).to_have_attribute("data-empty", "Data appears after the first step")
+    traffic = page.locator('[data-plot="up"] [data-chart]')
+    waiting = "Data appears after the first committed round"
+    expect(traffic).to_have_attribute("data-empty", waiting)
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    site.publish(none, run={"state": "running", "tokens": 1000})
+    expect(chart).to_have_attribute("data-empty", "No replica has reported this figure")
+    expect(traffic).to_have_attribute("data-empty", waiting)
+    site.publish(none, run={"committed_rounds": 1})
+    expect(traffic).to_have_attribute("data-empty", "No replica has reported this figure")
 
 
 def test_arrow_keys_read_a_chart_and_toolbars_of_both_tabs_are_linked(

@@ -180,10 +180,9 @@ def test_the_number_of_queries_of_the_page_is_constant(
     seed_fleet.attempts(
         replica, backend="modal", price=1.0, earlier=attempts - 1, now=run.created_at
     )
-    # Session, user, role twice (view, operate), the run, the replica, its jobs, its attempts, and
-    # the role in the menu; rounds, its part in them twice, its log tail twice; the state of ingest,
-    # and quarantined records.
-    with django_assert_num_queries(20):
+    # Session, user, roles, the run, the replica, its jobs, and its attempts; rounds, its part in
+    # them twice, its log tail twice; the state of ingest, and quarantined records.
+    with django_assert_num_queries(18):
         client.get(url("replica", run, 3))
 
 

@@ -60,7 +60,15 @@ export function board(context, place) {
     /** The replicas whose lines are drawn; null draws those of all. */
     highlighted: page.dataset.own ? null : replicasOf(url.get("replicas")),
     drawn: (chart) => chart === charts[0] && strip?.draw(),
-    ended: () => Boolean(page.dataset.ended) || RUN_ENDED.has(store.run?.state),
+    /** Why a chart of the run has no lines. */
+    emptyText({ empty }) {
+      if (self.view.from !== null) return "No data in this range";
+      if (page.dataset.ended || RUN_ENDED.has(store.run?.state))
+        return "The run ended without data for this chart";
+      return store.run && empty.begun(store.run)
+        ? "No replica has reported this figure"
+        : empty.waiting;
+    },
   };
   const charts = $$("[data-plot]", root).map(
     (card) => new Chart(self, card, specOf(card.dataset.plot)),
@@ -340,5 +348,7 @@ export function board(context, place) {
     if (changed.has("rounds")) strip?.draw();
     if (!loaded) load();
     else if (changed.has("points") || changed.has("tab")) charts.forEach((chart) => chart.draw());
+    else if (changed.has("run"))
+      charts.filter(({ lines }) => !lines.length).forEach((chart) => chart.draw());
   };
 }

@@ -58,9 +58,7 @@ export class Chart {
     this.#badge();
     at.chart.toggleAttribute("data-empty", !this.lines.length);
     if (!this.lines.length) {
-      at.chart.dataset.empty = board.ended?.()
-        ? "The run ended without data for this chart"
-        : this.spec.empty;
+      at.chart.dataset.empty = board.emptyText?.(this.spec) ?? this.spec.empty;
       at.legend.replaceChildren();
       this.plot?.destroy();
       this.plot = null;

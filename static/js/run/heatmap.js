@@ -95,7 +95,8 @@ export function heatmap(context, card) {
     const fits = clamp(Math.floor(width / columns), size.least + GAP, pitch);
     const x = clamp(zoom ?? fits, width / columns, pitch);
     const tallest = Math.floor((size.tallest - top) / Math.max(rows, 1));
-    const y = large ? Math.max(1, Math.min(zoom ? pitch : x, tallest)) : smallRow(rows);
+    // Not that of the columns: the server knows the height in advance, but not the width.
+    const y = large ? clamp(tallest, 1, pitch) : smallRow(rows);
     look = {
       replicas, columns, known, lanes, step, begin, rows, x, y,
       width: Math.min(width, Math.ceil(columns * x)),

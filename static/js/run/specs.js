@@ -124,9 +124,14 @@ function goodput(data) {
   }).reverse();
 }
 
-const STEP = "Data appears after the first step";
-const ROUND = "Data appears after the first committed round";
-const GPU = "No replica has reported a GPU";
+/** Why a chart has no lines: `waiting` until `begun` is true of the run. */
+const STEP = { waiting: "Data appears after the first step", begun: (run) => run.tokens > 0 };
+const ROUND = {
+  waiting: "Data appears after the first committed round",
+  begun: (run) => run.committed_rounds > 0,
+};
+const GPU = { waiting: "No replica has reported a GPU", begun: () => false };
+const METRIC = { waiting: "No data of this metric", begun: () => false };
 const size = (text = format.size) => ({ text, axis: format.size });
 const rate = (value) => `${format.size(value)}/s`;
 /** A chart of the series `of`; `empty` is shown when there is no data. */
@@ -141,7 +146,7 @@ const metric = (series) => figure([series], (data, view) => {
   const curve = find(data, series);
   if (curve) return [line(series, series, curve, view, { ...dotted(curve), ...plain("--accent") })];
   return replicas(series)(data, view);
-}, { empty: "No data of this metric" });
+}, { empty: METRIC });
 
 export const SPECS = {
   gpu: own("gpu_busy", GPU, { text: format.percent, plain: true }),
