@@ -82,7 +82,9 @@ def test_mlflow_server(python: str, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     command = [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/store.db"]
-    with running(command, f"{url}/health", tmp_path / "log", MLFLOW_DISABLE_TELEMETRY="true"):
+    # Without it, eight processes for evaluation jobs start, which outlive the server.
+    variables = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with running(command, f"{url}/health", tmp_path / "log", **variables):
         tracker = MLflowTracker(url, "islands")
         state = deliver_with_repeats(tracker)
         assert tracker.start(RUN, {}) == state, "the run was created twice"
