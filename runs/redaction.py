@@ -110,7 +110,7 @@ def _document(value: str) -> Any:
     if value.startswith("{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if "\n" not in value:
         return None
@@ -118,16 +118,19 @@ def _document(value: str) -> Any:
 
     try:
         return yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
 
 
 def _leaves(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _leaves(value, str(key))
-    elif isinstance(node, list):
-        for value in node:
-            yield from _leaves(value, name)
-    elif isinstance(node, str):
-        yield name, node
+    """Yield the texts of a document with the name of each. An object that aliases of YAML repeat is
+    visited once, and no depth is too large."""
+    waiting, seen = [(name, node)], set[int]()
+    while waiting:
+        name, node = waiting.pop()
+        if isinstance(node, str):
+            yield name, node
+        elif isinstance(node, dict | list) and id(node) not in seen:
+            seen.add(id(node))
+            items = node.items() if isinstance(node, dict) else ((name, item) for item in node)
+            waiting += [(str(key), value) for key, value in items]

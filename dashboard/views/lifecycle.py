@@ -58,7 +58,8 @@ def resume(request: HttpRequest, run_id: Any) -> HttpResponse:
 def mirror(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Mirror the run's metrics to a tracker, or ``stop`` that."""
     run, user = run_to_operate(request, run_id), signed_in(request)
-    name, stop = request.POST.get("tracker", ""), bool(request.POST.get("stop"))
+    # PostgreSQL rejects NUL in a query.
+    name, stop = request.POST.get("tracker", "").replace("\0", ""), bool(request.POST.get("stop"))
     change = trackers.stop_mirror if stop else trackers.mirror_run
     done = f"no longer mirrored to {name}" if stop else f"mirrored to {name}"
     act(request, run, run.name, lambda: change(run, name, actor=user), done)

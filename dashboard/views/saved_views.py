@@ -135,9 +135,14 @@ def _here(request: HttpRequest) -> ListAddress:
 
 
 def _back(address: ListAddress) -> HttpResponse:
-    return redirect(f"{reverse('runs')}{address if str(address) != '?' else ''}")
+    return _redirect(reverse("runs"), str(address).removeprefix("?"))
 
 
 def _back_to_run(request: HttpRequest, run: Run) -> HttpResponse:
-    query = _query(request).urlencode(safe=",:!")
-    return redirect(f"{reverse('run', args=[run.pk])}{f'?{query}' if query else ''}")
+    return _redirect(reverse("run", args=[run.pk]), _query(request).urlencode(safe=",:!"))
+
+
+def _redirect(path: str, query: str) -> HttpResponse:
+    """Return to a page, without a query that is too long for an address by now: escaping makes text
+    up to nine times as long."""
+    return redirect(f"{path}?{query}" if 0 < len(query) <= LONGEST_ADDRESS else path)

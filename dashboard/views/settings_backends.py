@@ -42,7 +42,8 @@ def backends(request: HttpRequest) -> HttpResponse:
 def reset(request: HttpRequest) -> HttpResponse:
     """Close the breakers of the account ``backend`` with ``credential`` (a name, or empty)."""
     actor = administrator(request)
-    backend, name = request.POST.get("backend", ""), request.POST.get("credential", "")
+    # PostgreSQL rejects NUL in a query.
+    backend, name = (request.POST.get(n, "").replace("\0", "") for n in ("backend", "credential"))
     credential = settings_rows.credential_named(name) if name else None
     if backend not in BACKENDS or (name and credential is None):
         raise Http404

@@ -170,7 +170,8 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     elif submit_source.searched(request.POST.dict()):
         pass  # the page searches the source lists
     elif "restore" in request.POST:
-        if create.is_submitted(request.POST.get("submit_key", "")):
+        # PostgreSQL rejects NUL in a query.
+        if create.is_submitted(request.POST.get("submit_key", "").replace("\0", "")):
             return redirect("run-new")  # it was launched after all: start a new form
         messages.info(request, "Your entries from before you signed in. The run is not launched.")
     else:

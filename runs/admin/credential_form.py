@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django import forms
 
+from diloco.protocol.parsing import check_storable, parse_json
 from diloco.store.credentials import family_of
 from executors.backend import Variable
 from runs.actions.credentials import known_values
@@ -141,14 +142,13 @@ class CredentialForm(_ModelForm):
 
     def clean_allowed_pool_options(self) -> dict[str, list[str]]:
         try:
-            return read_patterns(json.loads(self.cleaned_data[ALLOWED].strip() or "{}"))
+            return read_patterns(_parsed(self.cleaned_data[ALLOWED], ALLOWED))
         except ValueError as error:
             raise forms.ValidationError(str(error)) from None
 
     def clean_more_options(self) -> dict[str, Any]:
-        text = self.cleaned_data[MORE].strip()
         try:
-            options = json.loads(text or "{}")
+            options = _parsed(self.cleaned_data[MORE], MORE)
         except ValueError as error:
             raise forms.ValidationError(f"expected JSON, found {error}") from None
         if not isinstance(options, dict):
@@ -157,6 +157,13 @@ class CredentialForm(_ModelForm):
         if duplicates:
             raise forms.ValidationError(f"{', '.join(duplicates)}: use the separate field")
         return options
+
+
+def _parsed(text: str, name: str) -> Any:
+    """Parse JSON that a column can store. Raises ``ValueError``."""
+    value = parse_json(text.strip() or "{}")
+    check_storable(value, name)
+    return value
 
 
 def form_for(kind: Kind, credential: Credential | None = None) -> type[CredentialForm]:

@@ -15,6 +15,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from diloco.protocol.parsing import parse_json
 from diloco.store.credentials import family_of
 from executors.backend import AWS_KEYS, Backend, Variable
 from executors.registry import DESCRIPTIONS
@@ -65,7 +66,7 @@ class Kind:
 def _google_key(text: str) -> str:
     """Convert the JSON key of an account to arguments of gcsfs, which fit in one variable."""
     try:
-        key = json.loads(text)
+        key = parse_json(text)
     except ValueError:
         key = None
     known = ("service_account", "authorized_user")

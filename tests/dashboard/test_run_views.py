@@ -47,6 +47,15 @@ def test_a_view_saves_the_panels_and_restores_them_on_every_run(run: Run) -> Non
     assert f'action="/runs/{other.pk}/views/{view.pk}"' in page
 
 
+def test_a_query_that_is_too_long_when_escaped_is_left_out(run: Run) -> None:
+    client = client_for("owner", run.owner)
+    response = post(client, run, name="Health", back="x=tokens&text=" + "\u00e9" * 7000)
+    assert response["Location"] == f"/runs/{run.pk}/"
+    assert RunView.objects.count() == 1
+    sent = {"name": "Long", "back": "q=" + "\u00e9" * 7000}
+    assert client.post("/views", sent)["Location"] == "/"
+
+
 def test_a_view_is_changed_replaced_and_deleted(run: Run) -> None:
     client = client_for("owner", run.owner)
     view = run_views.save(run.owner, LAYOUT, name="Mine")

@@ -66,3 +66,13 @@ def test_newest_temporary_secrets_and_all_lasting_ones_are_remembered() -> None:
     newest = f"passing-secret-{redaction.PASSING:04d}"
     assert known.strike_out(f"lasting-secret {newest}") == f"{OUT} {OUT}"
     assert known.strike_out("passing-secret-0000") == "passing-secret-0000"
+
+
+def test_documents_of_any_shape_are_read_in_bounded_time() -> None:
+    deep = '{"token":' * 5000 + '"a-token-of-ours"' + "}" * 5000
+    assert struck(deep, "a-token-of-ours") == "a-token-of-ours", "too deep to be read"
+    nested = '{"a":' * 900 + '{"token": "a-token-of-ours"}' + "}" * 900
+    assert struck(nested, "a-token-of-ours") == OUT
+    lines = ["a0: &a0 {token: a-token-of-ours}"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert struck("\n".join(lines), "a-token-of-ours") == OUT
