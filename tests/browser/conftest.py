@@ -31,6 +31,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.browser.accessibility import Contrast
 from tests.browser.contexts import VIEWPORT, ContextPool, context_pool
 from tests.django_process import DjangoProcess
 from tests.servers import child, free_ports, wait_until
@@ -303,6 +304,12 @@ def window(
         window.shoot_failed()
     window.close(failed=failed)
     assert window.errors == []
+
+
+@pytest.fixture(scope="session")
+def contrast() -> Contrast:
+    """The looks of texts that a test of this process has examined."""
+    return Contrast()
 
 
 FAILED = pytest.StashKey[bool]()

@@ -1,4 +1,5 @@
-"""Check every screen with axe-core, in light and dark, without data, with one run and with many.
+"""Check every screen with axe-core, in light and dark, with one run and with many; those without
+data are checked by test_first_start.py.
 
 Each screen must also fit every width of :data:`WIDTHS`; ``--screenshots`` stores it in each of
 them. axe finds problems of names, roles, contrast and structure; a violation with impact serious or
@@ -16,11 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
-from tests.browser.conftest import BLANK, PASSWORD, Site, Window, expect_address, running_site
-from tests.browser.contexts import ContextPool, context_pool
+from tests.browser.conftest import BLANK, PASSWORD, Site, Window, expect_address
+from tests.browser.contexts import ContextPool
 
 pytestmark = pytest.mark.browser
 
@@ -102,15 +103,6 @@ SCREENS = {
 """Screens of a site with runs."""
 WIDTH_ONLY = {"admin", "done", "run-checkpoints", "run-logs", "run-settings"}
 """Only the width is checked of Django's admin, and of pages that others have all parts of."""
-EMPTY = {
-    "runs": "/",
-    "new": "/runs/new",
-    "compare": "/compare",
-    "users": "/settings/people",
-    "fleet": "/fleet",
-    "spend": "/spend",
-    "sweeps": "/sweeps",
-}
 WITHOUT_SIGN_IN = {"sign-in": "/login", "choose": "/account/choose/MQ/none"}
 
 
@@ -148,27 +140,8 @@ def runs(site: Site) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def empty_site(
-    tmp_path_factory: pytest.TempPathFactory, valkey: str, own_database: None
-) -> Iterator[Site]:
-    with running_site(tmp_path_factory.mktemp("empty"), valkey) as site:
-        site.python("seed.user('admin', 'admin')")
-        yield site
-
-
-@pytest.fixture(scope="module")
 def shared(contexts: ContextPool, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
     """A window with one page of an administrator, which shows one screen after another."""
-    yield from one_page(contexts, site, sign_ins)
-
-
-@pytest.fixture(scope="module")
-def shared_empty(browser: Browser, empty_site: Site) -> Iterator[Window]:
-    with context_pool(browser, empty_site.url) as contexts:
-        yield from one_page(contexts, empty_site, {})
-
-
-def one_page(contexts: ContextPool, site: Site, sign_ins: dict[str, Any]) -> Iterator[Window]:
     window = Window(pool=contexts, server=site, name="axe", signed_in=sign_ins)
     window.open("/", user="admin")
     yield window
@@ -211,11 +184,6 @@ def settle(page: Page) -> None:
     """Wait until the page has loaded; `networkidle` never fires while a stream is open."""
     page.wait_for_load_state("load")
     page.wait_for_timeout(300)
-
-
-@pytest.fixture(scope="module")
-def contrast() -> Contrast:
-    return Contrast()
 
 
 def examine(
@@ -302,15 +270,6 @@ def test_screen_without_sign_in(window: Window, name: str, contrast: Contrast) -
     page = window.open(WITHOUT_SIGN_IN[name], user=None)
     problems = examine(window, page, name, contrast)
     assert not problems, "\n".join(problems)
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_screen_without_data(
-    shared_empty: Window, name: str, contrast: Contrast, request: pytest.FixtureRequest
-) -> None:
-    with screen(shared_empty, request, EMPTY[name]) as page:
-        problems = examine(shared_empty, page, f"empty-{name}", contrast)
-        assert not problems, "\n".join(problems)
 
 
 def test_menus_of_the_list(window: Window, runs: dict[str, str], contrast: Contrast) -> None:

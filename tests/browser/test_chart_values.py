@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window, eventually, expect_address
+from tests.browser.conftest import BLANK, Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -112,7 +112,7 @@ def test_a_diverged_loss_is_nan_and_leaves_the_axis_to_the_other_values(
 ) -> None:
     run = site.seed("name='Diverged', committed=6")
     site.python(DIVERGED.format(run=run))
-    page = window.open("/")
+    page = window.open(BLANK)
     page.add_init_script(WRITTEN)
     page.goto(f"/runs/{run}/?smooth=0")
     clip = page.get_by_role("button", name="Clip outliers")

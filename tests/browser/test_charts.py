@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import BLANK, Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -61,16 +61,18 @@ def test_the_toolbar_sticks_below_the_top_bar(window: Window, long: str) -> None
     bar.get_by_role("button", name="log y").click()  # fails if something covers it
 
 
-def test_drag_requests_more_points(window: Window, long: str) -> None:
+def test_a_zoom_requests_more_points_and_is_undone(window: Window, long: str) -> None:
+    """By the buttons of the toolbar, and by Back of the browser."""
     page = window.open(f"/runs/{long}/?smooth=0")
     note = page.locator('[data-plot="loss"] [data-badge]')
+    back = page.get_by_role("button", name="Back")
     expect(note).to_contain_text("of 40,004 points (extremes kept) · 1 NaN")
     window.shoot(page, "charts-long")
     with page.expect_response(lambda r: "series.json" in r.url and "from=" in r.url):
         zoom(page, 0.3, 0.31)
     expect(note).to_have_text(re.compile(r"^\d{3} points$"))
     expect_address(page, "from=")
-    expect(page.get_by_role("button", name="Back")).to_be_enabled()
+    expect(back).to_be_enabled()
     window.shoot(page, "charts-zoomed")
     page.reload()
     expect(note).to_have_text(re.compile(r"^\d{3} points$"))
@@ -78,28 +80,6 @@ def test_drag_requests_more_points(window: Window, long: str) -> None:
     expect(note).to_contain_text("of 40,004 points")
     expect(page).not_to_have_url(re.compile("from="))
 
-
-def test_back_restores_earlier_zooms(window: Window, long: str) -> None:
-    page = window.open(f"/runs/{long}/?smooth=0")
-    note = page.locator('[data-plot="loss"] [data-badge]')
-    expect(note).to_contain_text("of 40,004")
-    zoom(page, 0.2, 0.6)
-    expect(note).not_to_contain_text("of 40,004")
-    first = page.url
-    zoom(page, 0.4, 0.5)
-    expect(page).not_to_have_url(first)
-    page.get_by_role("button", name="Back").click()
-    expect(page).to_have_url(first)
-    page.get_by_role("button", name="Later", exact=True).click()
-    expect(page).not_to_have_url(first)
-    page.get_by_role("button", name="Show all").click()
-    expect(note).to_contain_text("of 40,004")
-
-
-def test_the_back_of_the_browser_undoes_a_zoom(window: Window, long: str) -> None:
-    page = window.open(f"/runs/{long}/?smooth=0")
-    note = page.locator('[data-plot="loss"] [data-badge]')
-    expect(note).to_contain_text("of 40,004")
     zoom(page, 0.2, 0.6)
     expect(note).not_to_contain_text("of 40,004")
     first = page.url
@@ -110,10 +90,19 @@ def test_the_back_of_the_browser_undoes_a_zoom(window: Window, long: str) -> Non
     expect(page).to_have_url(first)
     page.go_back()
     expect(note).to_contain_text("of 40,004")
-    expect(page.get_by_role("button", name="Back")).to_be_disabled()
+    expect(back).to_be_disabled()
     page.go_forward()
     expect(page).to_have_url(first)
     expect(note).not_to_contain_text("of 40,004")
+
+    zoom(page, 0.4, 0.5)
+    expect(page).not_to_have_url(first)
+    back.click()
+    expect(page).to_have_url(first)
+    page.get_by_role("button", name="Later", exact=True).click()
+    expect(page).not_to_have_url(first)
+    page.get_by_role("button", name="Show all").click()
+    expect(note).to_contain_text("of 40,004")
 
 
 @pytest.mark.parametrize(("tab", "name"), [("timeline", "Closer"), ("rounds", "Zoom in")])
@@ -232,7 +221,7 @@ def test_rounds_narrower_than_a_few_pixels_are_a_raster(window: Window, site: Si
 
 def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> None:
     run = site.seed("name='Older', committed=12")
-    page = window.open("/")
+    page = window.open(BLANK)
     page.route(
         re.compile("snapshot.json"),
         lambda route: route.fulfill(

@@ -1,4 +1,4 @@
-"""A new server: creation of the first administrator, then the first page."""
+"""A new server: its first administrator, the first page, and all screens without data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,27 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.accessibility import Contrast
 from tests.browser.conftest import opened_window, running_site
+from tests.browser.test_axe import WIDTHS, examine
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
 
 
-def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, valkey: str) -> None:
+EMPTY = {
+    "runs": "/",
+    "new": "/runs/new",
+    "compare": "/compare",
+    "users": "/settings/people",
+    "fleet": "/fleet",
+    "spend": "/spend",
+    "sweeps": "/sweeps",
+}
+
+
+def test_setup_leads_to_the_prefilled_form_and_screens_without_data(
+    browser: Browser, tmp_path: Path, valkey: str, contrast: Contrast
+) -> None:
     with (
         running_site(tmp_path, valkey) as site,
         opened_window(browser, site, "first-start") as window,
@@ -35,3 +50,9 @@ def test_setup_leads_to_the_prefilled_form(browser: Browser, tmp_path: Path, val
         # Without its style sheet the page also shows the bar of narrow screens.
         page.wait_for_load_state()
         expect(page.get_by_role("button", name="Launch")).to_be_enabled()
+        for name, path in EMPTY.items():
+            page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+            page.goto(path)
+            problems = examine(window, page, f"empty-{name}", contrast)
+            assert not problems, "\n".join(problems)

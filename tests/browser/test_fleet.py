@@ -158,7 +158,9 @@ def test_users_without_permission_see_no_buttons(window: Window, run: str, user:
     expect(page.get_by_role("link", name="Add a pool")).to_have_count(0)
 
 
-def test_replica_page_shows_attempts_and_live_state(window: Window, run: str, site: Site) -> None:
+def test_replica_page_shows_attempts_and_live_state_and_restarts(
+    window: Window, run: str, site: Site
+) -> None:
     page = fleet(window, run)
     page.get_by_role("link", name="Replica 3").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Replica 3")
@@ -169,16 +171,12 @@ def test_replica_page_shows_attempts_and_live_state(window: Window, run: str, si
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     site.python(
         "from runs.models import Replica\n"
-        f"Replica.objects.filter(run='{run}', number=3).update(state='restarting')"
+        f"Replica.objects.filter(run='{run}', number=3).update(state='uploading')"
     )
-    site.publish(run, replicas=[{"number": 3, "state": "restarting"}])
-    expect(page.locator(".run-title .state")).to_have_text("restarting")
+    site.publish(run, replicas=[{"number": 3, "state": "uploading"}])
+    expect(page.locator(".run-title .state")).to_have_text("uploading")
     table.get_by_role("link", name="2").click()
     expect(page.locator("[data-shown]")).to_have_text("2")
-
-
-def test_replica_is_restarted_from_its_page(window: Window, run: str) -> None:
-    page = window.open(f"/runs/{run}/replicas/3/")
     page.get_by_role("button", name="Restart").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("launched again as a new attempt")

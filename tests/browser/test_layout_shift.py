@@ -41,10 +41,9 @@ def test_nothing_moves_while_the_page_loads(
     window: Window, site: Site, replicas: int, width: int
 ) -> None:
     run = site.seed(f"name='Calm', replicas={replicas}, committed=6")
-    page = window.open(f"/runs/{run}/", width=width)
-    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    page = window.open(BLANK, width=width)
     page.add_init_script(MOVED)
-    page.reload()
+    page.goto(f"/runs/{run}/")
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     expect(page.locator("[data-rail-replicas] a[title]")).to_have_count(replicas)
     expect(page.locator('[data-heatmap="small"] .heat-announce')).to_contain_text("6 of")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import BLANK, Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -69,7 +69,7 @@ def test_late_healing_missing_and_open_are_distinguished(window: Window, site: S
 
 def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None:
     run = make(site)
-    page = window.open("/")
+    page = window.open(BLANK)
     page.route(
         lambda url: "snapshot.json" in url,
         lambda route: route.fulfill(

@@ -38,13 +38,14 @@ def test_header_of_a_long_name_is_one_line(window: Window, site: Site) -> None:
     long = "'" + "A run with a very long name " * 3 + "', state='degraded'"
     run = site.seed(f"name={long}, reason='live 3 < target 4: ' + 'replica 3 is lost, ' * 9")
     page = window.open(f"/runs/{run}/", width=360)
-    for width in (360, 1100, 1440):
+    for width in (360, 1440, 1100):
         page.set_viewport_size({"width": width, "height": 900})
-        page.reload()
+        if width == 1440:  # the scripts of a wide page measure at its start
+            page.reload()
         expect(page.locator(".conn")).to_have_attribute("data-state", "live")
         assert overflow(page) <= 0
         if width > 1023:
-            assert box(page, ".run-bar")["height"] == 44
+            eventually(page, lambda: box(page, ".run-bar")["height"], lambda pixels: pixels == 44)
         window.shoot(page, f"run-header-{width}", full=False)
 
 
@@ -103,18 +104,6 @@ def test_startup_checklist_is_aligned(window: Window, site: Site) -> None:
     for part in ("b", "span"):
         assert len(set(items.locator(part).evaluate_all(TOPS))) == 1, part
     window.shoot(page, "checklist-wrapped", full=False)
-
-
-def test_back_before_the_first_snapshot(window: Window, site: Site) -> None:
-    """`window` fails for an exception in the page."""
-    page = window.open("/")
-    page.route("**/snapshot.json?*", lambda route: route.abort())
-    page.goto(f"/runs/{site.seed('committed=9')}/")
-    page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
-    page.evaluate("new Promise(requestAnimationFrame)")
-    page.unroute_all()
-    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
-    window.errors[:] = [error for error in window.errors if "ERR_FAILED" not in error]
 
 
 def test_rate_is_that_of_the_running_jobs(window: Window, site: Site) -> None:

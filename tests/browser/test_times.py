@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, eventually
+from tests.browser.conftest import BLANK, Site, Window, eventually
 from tests.browser.test_chart_values import WRITTEN
 
 pytestmark = pytest.mark.browser
@@ -83,7 +83,7 @@ def test_an_unknown_time_is_a_dash(window: Window) -> None:
 
 def test_axes_of_several_days_have_dates(window: Window, site: Site) -> None:
     run = site.python(FOUR_DAYS)
-    page = window.open("/")
+    page = window.open(BLANK)
     page.add_init_script(WRITTEN)
     page.goto(f"/runs/{run}/?x=wall")
     expect(page.locator('[data-plot="loss"] [data-id="r0"] output')).to_have_text("2.000")
