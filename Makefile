@@ -30,7 +30,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 10
 
-DEMO_OPTIONS = $(if $(EXIT),--exit) $(if $(ROUNDS),--rounds $(ROUNDS))
+DEMO_OPTIONS = $(if $(EXIT),--exit) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(STEPS),--steps $(STEPS))
 
 demo: setup-run ## start the server and train the demo run; EXIT=1 exits with its result
 	@exec $(MANAGE) demo $(DEMO_OPTIONS)

@@ -71,7 +71,7 @@ def stack_env(var: Path, *, migrated: bool = False) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
+def running_stack(var: Path, *, has_users: bool = True, **more_env: str) -> Iterator[LiveStack]:
     (port,) = free_ports(1)
     env = {**stack_env(var, migrated=True), **more_env}
     log = var / "serve.log"
@@ -89,5 +89,6 @@ def running_stack(var: Path, **more_env: str) -> Iterator[LiveStack]:
             stack = LiveStack(
                 url=f"http://127.0.0.1:{port}/", var=var, env=env, pid=process.pid, process=beside
             )
-            stack.python(MAKE_USERS)
+            if has_users:
+                stack.python(MAKE_USERS)
             yield stack

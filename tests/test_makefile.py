@@ -1,7 +1,7 @@
 """The demo targets of the Makefile, run in a copy of the repository with its state in ``var/``.
 
 The copy shares this repository's virtual environment, which ``make`` finds complete, and its
-compiled modules. ``ROUNDS`` shortens the demo runs.
+compiled modules. ``ROUNDS`` and ``STEPS`` shorten the demo runs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def assert_trains(clone: Path, target: str) -> None:
     # A preemption before the only round delays it by the start of another replica.
-    done = make(clone, target, "EXIT=1", "ROUNDS=1", "PREEMPT_S=3600")
+    done = make(clone, target, "EXIT=1", "ROUNDS=1", "STEPS=5", "PREEMPT_S=3600")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "run succeeded" in done.stdout
 

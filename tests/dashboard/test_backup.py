@@ -22,7 +22,7 @@ from tests.django_process import REPOSITORY, DjangoProcess
 from tests.migrated import SQLITE, migrated_database
 from tests.servers import child, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=2)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]
 
 MIGRATE = """
 from django.core.management import call_command

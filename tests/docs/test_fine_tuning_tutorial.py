@@ -54,7 +54,7 @@ def shown(s3: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.slow(minutes=1)
+@pytest.mark.slow(minutes=2)
 def test_the_merged_model_of_two_replicas_has_learned_the_text(shown: str) -> None:
     before, after = (
         float(re.findall(rf"^{name}: (\d+\.\d+) nats", shown, re.M)[0])
@@ -66,7 +66,7 @@ def test_the_merged_model_of_two_replicas_has_learned_the_text(shown: str) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.slow(minutes=1)
+@pytest.mark.slow(minutes=2)
 def test_the_payloads_are_the_adapters(shown: str) -> None:
     [trained] = set(re.findall(r"trainable params: ([\d,]+)", shown))
     both_bytes = 2 * 2 * int(trained.replace(",", ""))

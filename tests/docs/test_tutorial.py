@@ -28,7 +28,7 @@ def test_it_has_less_than_20_lines_to_type() -> None:
     assert f"five commands and a script of {len(script)} lines" in OWN_MODEL.text
 
 
-@pytest.mark.slow(minutes=2)
+@pytest.mark.slow(minutes=1)
 def test_two_replicas_train_from_the_wheel(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

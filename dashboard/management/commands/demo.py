@@ -38,9 +38,11 @@ class Command(BaseCommand):
             action="store_true",
             help="exit when the run ends: status 0 if it succeeded, otherwise 1",
         )
-
         parser.add_argument(
-            "--rounds", type=_rounds, default=None, help="total rounds of the run, at least 1"
+            "--rounds", type=_count, default=None, help="total rounds of the run, at least 1"
+        )
+        parser.add_argument(
+            "--steps", type=_count, default=None, help="local steps of a round, at least 1"
         )
         parser.add_argument(
             "--mixed",
@@ -51,8 +53,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         progress = Progress(sys.stdout)
         draft = run_draft.mixed_demo() if options["mixed"] else run_draft.local_demo()
-        if options["rounds"] is not None:
-            settings = replace(draft.settings, total_rounds=options["rounds"], warmup_steps=1)
+        shorter = {"total_rounds": options["rounds"], "sync_every": options["steps"]}
+        if given := {name: number for name, number in shorter.items() if number is not None}:
+            settings = replace(draft.settings, warmup_steps=1, **given)
             draft = replace(draft, settings=settings)
         try:
             with supervisor(options, report=progress.log) as running:
@@ -66,7 +69,7 @@ class Command(BaseCommand):
             sys.exit(1)
 
 
-def _rounds(text: str) -> int:
+def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
     return int(text)

@@ -72,6 +72,18 @@ def end(state: RunState, reason: str = "", **values: Any) -> Callable[[], Any]:
     return act
 
 
+def test_options_shorten_the_run(play: Callable[..., FakeServer]) -> None:
+    play(end(RunState.SUCCEEDED))
+    call_command("demo", "--exit", "--rounds", "2", "--steps", "5")
+    play(end(RunState.SUCCEEDED))
+    call_command("demo", "--exit", "--steps", "7")
+    shapes = [
+        tuple(run.group_settings[name] for name in ("total_rounds", "sync_every", "warmup_steps"))
+        for run in Run.objects.order_by("created_at")
+    ]
+    assert shapes == [(2, 5, 1), (16, 7, 1)]
+
+
 def test_a_successful_run_exits_with_status_0(
     play: Callable[..., FakeServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

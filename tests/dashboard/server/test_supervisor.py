@@ -327,7 +327,7 @@ def test_killed_services_restart_and_an_interrupt_stops_all(served: Served) -> N
 def test_services_end_with_a_killed_supervisor_and_replicas_continue(
     tmp_path: Path, local: LocalProcessExecutor
 ) -> None:
-    with running_stack(tmp_path) as stack:
+    with running_stack(tmp_path, has_users=False) as stack:
         handle = launch(local)
         processes = psutil.Process(stack.pid).children(recursive=True)
         assert len(processes) > 4

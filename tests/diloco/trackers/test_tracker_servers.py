@@ -26,7 +26,7 @@ from diloco.trackers.wandb import WandbTracker
 from tests.emulators.serving import free_ports
 from tests.tracker_servers import running, tracker_python
 
-pytestmark = [pytest.mark.slow(minutes=1), pytest.mark.processes]
+pytestmark = [pytest.mark.slow(minutes=2), pytest.mark.processes]
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = MirroredRun(
