@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diloco.errors import ReplicaError
 from diloco.model import tensor_file
 from diloco.model.inner_state import BY_NAME
+from diloco.model.state_tree import split_tree
 from diloco.model.tensor_file import TensorWriter, in_order
 from diloco.protocol import keys, object_digest, pieces
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks import state_share
 from diloco.ranks.collective_ops import Operation, SharedInner
-from diloco.ranks.state_share import SharedTensor, StateShare, copied, fitted
+from diloco.ranks.state_share import SavedShares, SharedTensor, StateShare, copied, fitted
 from diloco.training import stored_objects
 from diloco.training.replica_state import (
     EarlyContribution,
@@ -324,3 +325,21 @@ def test_an_object_that_refuses_the_saved_state_ends_no_rank(
             following.result(timeout=60)
     if not error:
         assert [counter.count for counter in counters] == [3, 3]
+
+
+def test_an_optimizer_that_refuses_the_saved_state_ends_no_rank() -> None:
+    links, inners = (Links(2), Links(2)), []
+    for rank in range(2):
+        ranks: Any = RankChannels(links, rank)
+        ranks.model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(ranks.model.parameters(), lr=0.5)
+        inner = SharedInner([optimizer], None, ranks)
+        skeleton, tensors = split_tree(inner.save()[BY_NAME] | {"param_groups": 5})
+        assert not tensors
+        inner.saved = SavedShares(skeleton, 1, ranks.storage)
+        inners.append(inner)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(inners[1].follow, Operation.LOAD)
+        with pytest.raises(ValueError, match="TypeError"):
+            inners[0].load({BY_NAME: {}})
+        following.result(timeout=60)
