@@ -19,6 +19,7 @@ _INHERITED = frozenset(
         "LD_LIBRARY_PATH",
         "DYLD_LIBRARY_PATH",
         "CUDA_HOME",
+        "PYTHONPYCACHEPREFIX",
         "SSL_CERT_FILE",
         "SSL_CERT_DIR",
         "REQUESTS_CA_BUNDLE",

@@ -1,9 +1,9 @@
 """The jobs of all emulated backends, as processes of this machine.
 
-A job runs in its own folder and process group, with PATH, HOME, LANG, TMPDIR and OMP_NUM_THREADS of
-this process and otherwise only its given environment, as on a separate machine. ``python`` is this
-interpreter. Output is stored by line, with the time of each. When this process dies, its jobs are
-killed (Linux; see :mod:`tests.emulators.child`).
+A job runs in its own folder and process group, with PATH, HOME, LANG, TMPDIR, OMP_NUM_THREADS and
+PYTHONPYCACHEPREFIX of this process and otherwise only its given environment, as on a separate
+machine. ``python`` is this interpreter. Output is stored by line, with the time of each. When this
+process dies, its jobs are killed (Linux; see :mod:`tests.emulators.child`).
 
 Not emulated: images, limits on memory or devices, and a restart of this process: jobs live as long
 as their :class:`Processes`.
@@ -36,7 +36,7 @@ GRACE_S = 10.0
 OUTPUT_S = 1.0
 """Time to read an ended job's output if another process holds its pipe open."""
 
-_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS")
+_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONPYCACHEPREFIX")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,15 +52,16 @@ def shim_of(executor: LocalProcessExecutor, handle: ReplicaHandle) -> int:
 
 
 def test_it_inherits_store_variables_and_no_server_secrets(
-    executor: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch
+    executor: LocalProcessExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "secret")
     monkeypatch.setenv("ARCHIPELAGO_SECRET_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     handle = launch(executor, "env")
     end_of(executor, handle)
     env = json.loads("".join(text_of(executor, handle)))
-    assert env["AWS_REGION"] == "eu-north-1"
+    assert (env["AWS_REGION"], env["PYTHONPYCACHEPREFIX"]) == ("eu-north-1", str(tmp_path))
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
     assert "PATH" in env
     assert "DATABASE_URL" not in env
