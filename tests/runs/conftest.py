@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 
+from tests.module_rows import Unblock
 from tests.runs import run_harness as w
 from tests.runs.ingest_harness import IngestHarness
 
@@ -47,10 +52,15 @@ def patched_outbox(patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return sent
 
 
+def patched_publish(patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Collect the deltas that are published to viewers."""
+    deltas: list[dict[str, Any]] = []
+    patch.setattr("runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta))
+    return deltas
+
+
 def create(**changes: Any) -> Any:
     """Create a queued run as the submit form does; group settings by keyword."""
-    import uuid
-
     from runs.submit.create import create_run
 
     owner = changes.pop("owner", None) or w.person("olga", "operator")
@@ -59,9 +69,7 @@ def create(**changes: Any) -> Any:
 
 def launched(run: Any, patch: pytest.MonkeyPatch, *workers: Any) -> Harness:
     """Launch the run with a clock, an executor and an outbox."""
-    deltas: list[dict[str, Any]] = []
-    patch.setattr("runs.live_stream.publish", lambda run_id, delta: not deltas.append(delta))
-    return Harness(run, *workers, deltas)
+    return Harness(run, *workers, patched_publish(patch))
 
 
 @pytest.fixture
@@ -97,6 +105,39 @@ def make_harness(
         return launched(make_run(**changes), monkeypatch, clock, executor, outbox)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def share_harness(
+    module_rows: Unblock, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., SharedHarness]:
+    """Launches a run that the tests of a module share: each gets it by ``copy_harness``.
+
+    ``begin`` prepares the harness. By default its replicas start.
+    """
+
+    def make(begin: Callable[[Harness], None] = Harness.start, **changes: Any) -> SharedHarness:
+        folder = tmp_path_factory.mktemp("shared")
+        with pytest.MonkeyPatch.context() as patch, module_rows():
+            patch.setattr(settings, "DEFAULT_RENDEZVOUS", (folder / "rendezvous").as_uri())
+            workers = patched_clock(patch), patched_executor(patch), patched_outbox(patch)
+            harness = launched(create(**changes), patch, *workers)
+            begin(harness)
+        return SharedHarness(harness, folder)
+
+    return make
+
+
+@pytest.fixture
+def copy_harness(
+    db: None,
+    clock: w.Clock,
+    executor: w.FakeExecutor,
+    outbox: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[SharedHarness], Harness]:
+    """Gives a test the shared run with its jobs, its bucket and the time as they were at first."""
+    return lambda shared: shared.copy(clock, executor, outbox, patched_publish(monkeypatch))
 
 
 @pytest.fixture
@@ -182,3 +223,32 @@ class Harness:
         """Messages of the events of this kind, oldest first."""
         result = self.run.events.filter(kind=kind).order_by("id")
         return [event.message for event in result]
+
+
+class SharedHarness:
+    """A harness whose run is in the rows of a module (:mod:`tests.module_rows`)."""
+
+    def __init__(self, harness: Harness, folder: Path) -> None:
+        self._harness = harness
+        self._bucket, self._saved = folder / "rendezvous", folder / "saved"
+        shutil.copytree(self._bucket, self._saved)
+
+    def copy(
+        self,
+        clock: w.Clock,
+        executor: w.FakeExecutor,
+        outbox: list[tuple[Any, ...]],
+        deltas: list[dict[str, Any]],
+    ) -> Harness:
+        """The harness with this clock, executor and outbox, which take over the state of its."""
+        shutil.rmtree(self._bucket, ignore_errors=True)
+        shutil.copytree(self._saved, self._bucket)
+        copied, source = copy.copy(self._harness), self._harness
+        for own, other in ((clock, source.clock), (executor, source.executor)):
+            vars(own).update(copy.deepcopy(vars(other)))
+        outbox[:], deltas[:] = source.outbox, source.deltas
+        copied.clock, copied.executor = clock, executor
+        copied.outbox, copied.deltas = outbox, deltas
+        copied.run = copy.deepcopy(source.run)
+        copied.bucket = copy.copy(source.bucket)
+        return copied

@@ -22,20 +22,27 @@ from runs.reconcile.bucket_writes import write_run
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
+@pytest.fixture(scope="module")
+def ended(share_harness: Callable[..., Any]) -> Any:
     """An ended run whose jobs have ended, too."""
-    made = make_harness(replicas=1)
-    made.bucket.segment(0, 1, losses=(3.0,), logs=(made.bucket.log("line"),))
-    made.bucket.commit(1, (0,))
-    made.bucket.checkpoint(0)
-    made.start()
-    made.bucket.final(1)
-    made.executor.end(made.key(), Cause.DONE, code=0)
-    made.tick()
-    made.tick()
-    assert made.run.state == "succeeded"
-    return made
+
+    def end(made: Any) -> None:
+        made.bucket.segment(0, 1, losses=(3.0,), logs=(made.bucket.log("line"),))
+        made.bucket.commit(1, (0,))
+        made.bucket.checkpoint(0)
+        made.start()
+        made.bucket.final(1)
+        made.executor.end(made.key(), Cause.DONE, code=0)
+        made.tick()
+        made.tick()
+        assert made.run.state == "succeeded"
+
+    return share_harness(end, replicas=1)
+
+
+@pytest.fixture
+def harness(ended: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(ended)
 
 
 def delete(harness: Any, *, objects: bool = False, name: str = "Test run") -> None:
@@ -213,13 +220,13 @@ def test_a_run_that_was_never_launched_deletes_nothing(make_run: Any, tmp_path: 
     own.parent.mkdir(parents=True)
     own.write_text("mine")
     run = make_run(rendezvous=str(tmp_path / "mine"))
-    Run.objects.update(state="failed")
+    Run.objects.filter(pk=run.pk).update(state="failed")
     run.refresh_from_db()
     plan = plan_deletion(run)
     assert (plan.objects, plan.kept) == (0, 1)
     lifecycle.delete(run, actor=run.owner, name=run.name, objects=True)
     delete_run(str(run.pk))
-    assert not Run.objects.exists()
+    assert not Run.objects.filter(pk=run.pk).exists()
     assert own.exists()
 
 

@@ -20,12 +20,18 @@ from runs.reconcile import retry_policy
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    def begin(harness: Any) -> None:
+        harness.bucket.segment(0, 1, losses=(3.0,))
+        harness.start()
+
+    return share_harness(begin, replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    made = make_harness(replicas=2)
-    made.bucket.segment(0, 1, losses=(3.0,))
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def commands(harness: Any) -> list[Command]:

@@ -17,11 +17,14 @@ pytestmark = pytest.mark.django_db
 MakeHarness = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=3, max_replicas=5, min_quorum=2)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=3, max_replicas=5, min_quorum=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def scale(harness: Any, count: int) -> int:

@@ -30,11 +30,15 @@ def client_of(kind: str) -> Client:
     return client
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Any) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def harness(started: Any, copy_harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One job with an open attempt, one of an ended attempt, one without an attempt."""
-    made = make_harness(replicas=2)
-    made.start()
+    made = copy_harness(started)
     monkeypatch.setattr(orphan_reaper, "executor_of", lambda *_: made.executor)
     attempt = made.replica(1).attempts.get()
     attempt.ended_at = made.clock()

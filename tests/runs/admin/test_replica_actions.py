@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ REPLICA_ACTIONS = ("drain", "restart", "evict", "kill", "mark_lost", "add_to_poo
 LIST = "/admin/runs/replica/"
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=4, min_quorum=4)
+
+
 @pytest.fixture
-def harness(make_harness: Any) -> Any:
-    made = make_harness(replicas=4, min_quorum=4)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 @pytest.fixture

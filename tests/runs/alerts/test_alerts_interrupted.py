@@ -5,6 +5,7 @@ The kill is simulated at a step of the code: the step raises an exception that n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,11 +34,14 @@ def hook() -> Webhook:
     )
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(total_rounds=40)
+
+
 @pytest.fixture
-def harness(make_harness: Any) -> Any:
-    made = make_harness(total_rounds=40)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def killed_tick(harness: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:

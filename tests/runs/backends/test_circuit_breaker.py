@@ -20,9 +20,14 @@ from tests.runs.launching import MakeRun, launched
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def waiting(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(lambda harness: None, replicas=6, max_restarts=100)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    return make_harness(replicas=6, max_restarts=100)
+def harness(waiting: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(waiting)
 
 
 def pool(harness: Any) -> Any:

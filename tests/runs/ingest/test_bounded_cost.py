@@ -28,11 +28,14 @@ from tests.runs.run_harness import identity
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2, total_rounds=70)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    made = make_harness(replicas=2, total_rounds=70)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def test_a_plan_with_thousands_of_refusals_records_few_events(harness: Any) -> None:

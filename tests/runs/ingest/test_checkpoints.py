@@ -20,11 +20,14 @@ pytestmark = pytest.mark.django_db
 MakeHarness = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def test_a_checkpoint_is_stored_with_its_round(harness: Any) -> None:

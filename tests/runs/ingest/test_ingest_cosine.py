@@ -17,11 +17,14 @@ pytestmark = pytest.mark.django_db
 MakeHarness = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=3)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=3)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def write_round(harness: Any, round: int, *cosines: float | None) -> None:

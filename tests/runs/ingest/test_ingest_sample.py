@@ -18,11 +18,14 @@ pytestmark = pytest.mark.django_db
 MakeHarness = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def put(harness: Any, data: bytes | None = None, **changes: Any) -> None:

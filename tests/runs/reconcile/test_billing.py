@@ -38,11 +38,14 @@ def test_an_attempt_costs_its_hours(
     assert cost_usd(price_usd_h=price, now=T + 3 * HOUR, **given) == cost
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1.0)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    made = make_harness(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1.0)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def tick(harness: Any, after_s: float) -> Any:

@@ -19,11 +19,14 @@ pytestmark = pytest.mark.django_db
 HOURS_S = -7200.0
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def test_a_forced_stop_acts_at_once(harness: Any) -> None:

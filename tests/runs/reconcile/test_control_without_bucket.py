@@ -28,11 +28,14 @@ MakeHarness = Callable[..., Any]
 LONG_S = PROGRESS_UNKNOWN_AFTER.total_seconds() + 1
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 @pytest.fixture

@@ -18,11 +18,14 @@ from runs.reconcile import retry_policy
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def commands(harness: Any) -> list[Command]:

@@ -16,10 +16,14 @@ from runs.reconcile import orphan_reaper
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
+def harness(started: Any, copy_harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = copy_harness(started)
     seen: set[str] = set()
 
     def seen_before(backend: str, handle: ReplicaHandle) -> bool:

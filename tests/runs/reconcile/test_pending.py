@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +25,15 @@ def pending(cause: PendingCause | None, message: str = "", phase: str = "Pending
     return ReplicaStatus(state=JobState.PENDING, pending=cause, message=message, phase=phase)
 
 
-@pytest.fixture
-def harness(make_harness: Any) -> Any:
+@pytest.fixture(scope="module")
+def waiting(share_harness: Callable[..., Any]) -> Any:
     """A run whose replica 0 was launched and has not started."""
-    return make_harness(replicas=1)
+    return share_harness(lambda harness: None, replicas=1)
+
+
+@pytest.fixture
+def harness(waiting: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(waiting)
 
 
 def wait(harness: Any, status: ReplicaStatus) -> Replica:

@@ -28,12 +28,14 @@ pytestmark = pytest.mark.django_db
 MakeHarness = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def started(share_harness: Callable[..., Any]) -> Any:
+    return share_harness(replicas=2)
+
+
 @pytest.fixture
-def harness(make_harness: MakeHarness) -> Any:
-    made = make_harness(replicas=2)
-    made.start()
-    assert made.run.state == "running"
-    return made
+def harness(started: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(started)
 
 
 def states(harness: Any) -> list[str]:
@@ -278,16 +280,14 @@ def test_stopping_the_last_replica_ends_the_run(harness: Any) -> None:
     assert (run.state, states(harness)) == ("failed", ["evicted", "evicted"])
 
 
-def look_after(clock: Any) -> int:
-    """Ticks until no run needs one."""
-    for ticks in range(5):
-        runs = list(runs_to_reconcile())
-        if not runs:
-            return ticks
+def look_after(run: Run, clock: Any) -> None:
+    """Ticks until the run needs none."""
+    for _ in range(5):
+        if run not in runs_to_reconcile():
+            return
         clock.pass_s(1)
-        for run in runs:
-            reconcile_run(str(run.pk))
-    raise AssertionError(f"{runs} are looked after for ever")
+        reconcile_run(str(run.pk))
+    raise AssertionError(f"{run} is looked after for ever")
 
 
 def test_a_run_stopped_before_it_was_launched_leaves_the_bucket_alone(
@@ -301,7 +301,7 @@ def test_a_run_stopped_before_it_was_launched_leaves_the_bucket_alone(
     before = [info.key for info in store.list("")]
     Run.objects.filter(pk=other.pk).delete()
     replicas_and_pools.request_stop(run, actor=run.owner)
-    look_after(clock)
+    look_after(run, clock)
     run.refresh_from_db()
     assert (run.state, run.state_reason.split(";")[0]) == ("cancelled", "stopped by olga")
     assert set(run.replicas.values_list("state", flat=True)) == {"evicted"}
@@ -315,7 +315,7 @@ def test_a_run_that_could_not_be_launched_keeps_no_replica_waiting(
     (tmp_path / "file").write_text("a file where a folder should be")
     run = make_run(rendezvous=f"{tmp_path}/file/run")
     launch_run(str(run.pk))
-    look_after(clock)
+    look_after(run, clock)
     assert set(run.replicas.values_list("state", flat=True)) == {"evicted"}
     assert not run.events.filter(kind="store").exists()
 

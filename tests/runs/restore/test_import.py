@@ -122,13 +122,21 @@ def end(harness: Any) -> None:
     assert not TelemetryCursor.objects.filter(ended=False).exists()
 
 
-@pytest.fixture
-def harness(make_harness: Callable[..., Any]) -> Any:
+@pytest.fixture(scope="module")
+def lived(share_harness: Callable[..., Any]) -> Any:
     from runs.submit.run_draft import PoolDraft
 
-    made = make_harness(replicas=2, pools=(PoolDraft(count=2, price_usd_h=36.0),), budget_usd=1e6)
-    run_rounds_and_failures(made)
-    return made
+    return share_harness(
+        run_rounds_and_failures,
+        replicas=2,
+        pools=(PoolDraft(count=2, price_usd_h=36.0),),
+        budget_usd=1e6,
+    )
+
+
+@pytest.fixture
+def harness(lived: Any, copy_harness: Callable[..., Any]) -> Any:
+    return copy_harness(lived)
 
 
 def test_a_run_is_the_same_row_by_row(harness: Any) -> None:
