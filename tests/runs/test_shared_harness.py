@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executors.base import Cause
+from executors.base import Cause, JobState
 
 pytestmark = pytest.mark.django_db
 
@@ -35,3 +35,4 @@ def test_a_test_changes_only_its_copy(
     again = copy_harness(started)
     assert (again.clock(), again.executor.launches) == (before, 2)
     assert (again.run.state, again.bucket.store.list("final/")) == ("running", [])
+    assert again.executor.jobs[again.key(0)].state == JobState.RUNNING
