@@ -16,8 +16,8 @@ from diloco.protocol.records import FinalManifest, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.workload import ByteGPTWorkload
 from diloco.store.base import LocalStore
-from diloco.training.checkpoint import put_object
 from diloco.training.final_result import publish_final
+from diloco.training.stored_objects import put_object
 from diloco.workloads.byte_gpt import ByteGPT, model_config
 from tests.diloco.evaluation.runs import write_checkpoint
 
