@@ -116,10 +116,22 @@ def test_the_last_checkpoint_of_an_ended_run_is_still_read(harness: Any) -> None
 
 
 def test_invalid_text_in_a_manifest_does_not_prevent_the_end(harness: Any) -> None:
-    invalid = StoredObject(key="final/\ud800\x00", size_bytes=1, sha256="\ud800" * 99)
+    invalid = StoredObject(key="final/weights", size_bytes=1, sha256="\ud800\x00" * 99)
     harness.bucket.final(1, weights=invalid)
     assert harness.tick().state == "succeeded"
-    assert Checkpoint.objects.get().key == "final/?\ufffd"
+    assert Checkpoint.objects.get().digest.startswith("?\ufffd")
+
+
+@pytest.mark.parametrize("key", ["final/\x00", "final/\ud800", "final/../x", "final/" + "x" * 999])
+def test_a_final_manifest_with_a_key_that_no_store_can_have_does_not_end_the_run(
+    harness: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("diloco.protocol.records._named_below", lambda *named: None)
+        harness.bucket.final(1, weights=StoredObject(key=key, size_bytes=1, sha256="d"))
+    assert harness.tick().state == "running"
+    [reported] = harness.events("refused")
+    assert "expected a manifest of objects below final/" in reported
 
 
 def test_an_import_reads_many_manifests_at_once(
