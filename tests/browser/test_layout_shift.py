@@ -19,7 +19,7 @@ MOVED = """
 window.moved = [];
 let changed = 0; // when text got its final font, which has another width
 document.addEventListener("DOMContentLoaded", async () => {
-    await document.fonts.load("14px Inter");
+    await Promise.all(["14px Inter", "14px 'Geist Mono'"].map((font) => document.fonts.load(font)));
     requestAnimationFrame(() => requestAnimationFrame(() => (changed = performance.now())));
 });
 new PerformanceObserver((list) => {
