@@ -248,7 +248,11 @@ def test_charts_and_heatmap_by_keyboard(window: Window, demo: str) -> None:
     chart.focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator('[data-plot="loss"] [data-announce]')).to_contain_text("Evaluation")
-    page.locator('[data-plot="goodput"] [data-chart]').focus()
+    shares = page.locator('[data-plot="goodput"] [data-chart]')
+    shares.scroll_into_view_if_needed()  # it is drawn once it is in sight
+    expect(shares.locator("canvas")).to_be_visible()
+    expect(shares).not_to_have_attribute("data-empty", "Loading")
+    shares.focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator('[data-plot="goodput"] [data-announce]')).to_contain_text("compute 8")
 
