@@ -7,7 +7,7 @@ before the text has its final font are not counted: on a busy machine the font c
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import BLANK, Site, Window
 
@@ -19,7 +19,7 @@ MOVED = """
 window.moved = [];
 let changed = 0; // when text got its final font, which has another width
 document.addEventListener("DOMContentLoaded", async () => {
-    await Promise.all(["14px Inter", "14px 'Geist Mono'"].map((font) => document.fonts.load(font)));
+    await document.fonts.load("14px Inter");
     requestAnimationFrame(() => requestAnimationFrame(() => (changed = performance.now())));
 });
 new PerformanceObserver((list) => {
@@ -96,6 +96,28 @@ def test_nothing_moves_in_a_tab_that_the_address_opens(window: Window, site: Sit
     page.add_init_script(MOVED)
     for tab, loaded in TABS.items():
         assert moved(page, f"/runs/{run}/?tab={tab}", LIVE, loaded) == [], tab
+
+
+def test_nothing_moves_when_the_monospaced_font_is_late(window: Window, site: Site) -> None:
+    run = site.seed("name='Late font', replicas=6, committed=9")
+    page = window.open(BLANK, width=390)
+    held: list[Route] = []
+    page.route("**/geist-mono.woff2", lambda route: held.append(route))
+    page.goto(f"/runs/{run}/?tab=settings", wait_until="commit")
+    expect(page.locator(LIVE)).to_be_visible()
+
+    def tops() -> list[float]:
+        page.evaluate("document.fonts.load('14px Inter')")
+        rows = "[...document.querySelectorAll('main :is(section, dl, dd, tr, td)')]"
+        found: list[float] = page.evaluate(f"{rows}.map((one) => one.getBoundingClientRect().top)")
+        return found
+
+    before = tops()
+    assert held and len(before) > 20
+    for route in held:
+        route.continue_()
+    page.evaluate("document.fonts.load(\"14px 'Geist Mono'\")")
+    assert tops() == before
 
 
 def test_nothing_moves_at_the_start_and_the_end_of_a_run(window: Window, site: Site) -> None:
