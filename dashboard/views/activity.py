@@ -12,6 +12,7 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.parameters import text_of
 from dashboard.views.access import run_to_see
 from runs import permissions
 from runs.models import Run
@@ -50,7 +51,7 @@ def _filters(request: HttpRequest) -> activity.Filters:
         source=source if source in activity.SOURCES else "",
         level=level if level in activity.LEVELS else "",
         replica=int(number) if fits else None,
-        text=request.GET.get("text", "")[: activity.SEARCH_CHARS].replace("\0", ""),
+        text=text_of(request.GET, "text")[: activity.SEARCH_CHARS],
         before=_time(request.GET.get("before", "")),
     )
 

@@ -16,6 +16,7 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from dashboard.parameters import text_of
 from dashboard.presentation.alert_places import place
 from dashboard.views.access import reader
 from runs import permissions
@@ -117,21 +118,16 @@ def _shown(request: HttpRequest, row: dict[str, Any]) -> dict[str, Any]:
     owned = row["owner"] == request.user.get_username()
     roles = ("admin", "operator") if owned else ("admin",)
     can = row["run"] is not None and row["acknowledged_at"] is None
-    return {**row, "place": place(row), "can_acknowledge": can and _has(request, roles)}
-
-
-def _has(request: HttpRequest, roles: tuple[str, ...]) -> bool:
-    """:func:`runs.permissions.has_role`, once per request and roles."""
-    cached: dict[tuple[str, ...], bool] = request.__dict__.setdefault("_roles", {})
-    if roles not in cached:
-        cached[roles] = permissions.has_role(request.user, *roles)
-    return cached[roles]
+    return {
+        **row,
+        "place": place(row),
+        "can_acknowledge": can and permissions.has_role(request.user, *roles),
+    }
 
 
 def _filter(request: HttpRequest) -> AlertFilter:
     """The filters of an address. A value that no column can hold matches no alert."""
-    values = (request.GET.get(name, "") for name in ("kind", "run", "owner"))
-    kind, run, owner = (value.replace("\x00", "\ufffd")[:150] for value in values)
+    kind, run, owner = (text_of(request.GET, name)[:150] for name in ("kind", "run", "owner"))
     run = run.lower()
     firing = request.GET.get("show", "") != "recent"
     if run and not re.fullmatch(UUID, run):

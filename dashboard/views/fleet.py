@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.parameters import text_of
 from dashboard.presentation.badges import BREAKERS
 from dashboard.views.access import reader
 from executors.registry import BACKENDS
@@ -72,8 +73,8 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 def job_filter(request: HttpRequest) -> JobFilter:
     """The filters of an address. A value that a column cannot hold matches no job."""
-    values = (request.GET.get(name, "") for name in ("backend", "owner", "state"))
-    backend, owner, state = (v.replace("\x00", "\ufffd")[:FILTER_LENGTH] for v in values)
+    names = ("backend", "owner", "state")
+    backend, owner, state = (text_of(request.GET, name)[:FILTER_LENGTH] for name in names)
     return JobFilter(backend=backend, owner=owner, state=state)
 
 

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dashboard.parameters import text_of
 from dashboard.views.access import act, run_to_operate, signed_in
 from runs.actions import deletion, lifecycle, replicas_and_pools, trackers
 from runs.exceptions import ActionRefused
@@ -58,8 +59,7 @@ def resume(request: HttpRequest, run_id: Any) -> HttpResponse:
 def mirror(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Mirror the run's metrics to a tracker, or ``stop`` that."""
     run, user = run_to_operate(request, run_id), signed_in(request)
-    # PostgreSQL rejects NUL in a query.
-    name, stop = request.POST.get("tracker", "").replace("\0", ""), bool(request.POST.get("stop"))
+    name, stop = text_of(request.POST, "tracker"), bool(request.POST.get("stop"))
     change = trackers.stop_mirror if stop else trackers.mirror_run
     done = f"no longer mirrored to {name}" if stop else f"mirrored to {name}"
     act(request, run, run.name, lambda: change(run, name, actor=user), done)

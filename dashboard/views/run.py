@@ -13,6 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
+from dashboard.parameters import text_of
 from dashboard.presentation.formats import exact
 from dashboard.presentation.run_figures import live_figures
 from dashboard.views.access import run_to_see
@@ -248,7 +249,7 @@ def logs(request: HttpRequest, run_id: Any) -> HttpResponse:
         replica=replica,
         after_id=after,
         limit=MAX_LOG_LINES,
-        search=request.GET.get("q", "")[:200].replace("\0", ""),
+        search=text_of(request.GET, "q")[:200],
         level=request.GET.get("level", ""),
         around=around,
     )

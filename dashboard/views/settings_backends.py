@@ -8,6 +8,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from dashboard.parameters import text_of
 from dashboard.presentation.badges import BREAKERS
 from dashboard.views.access import reader
 from dashboard.views.settings_access import administrator, is_administrator
@@ -42,8 +43,7 @@ def backends(request: HttpRequest) -> HttpResponse:
 def reset(request: HttpRequest) -> HttpResponse:
     """Close the breakers of the account ``backend`` with ``credential`` (a name, or empty)."""
     actor = administrator(request)
-    # PostgreSQL rejects NUL in a query.
-    backend, name = (request.POST.get(n, "").replace("\0", "") for n in ("backend", "credential"))
+    backend, name = text_of(request.POST, "backend"), text_of(request.POST, "credential")
     credential = settings_rows.credential_named(name) if name else None
     if backend not in BACKENDS or (name and credential is None):
         raise Http404

@@ -27,6 +27,7 @@ from dashboard.forms import PoolChoices, PoolForm, RunForm, initial_from
 from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
 from dashboard.forms.run import FIELDS
+from dashboard.parameters import text_of
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
@@ -170,8 +171,7 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     elif submit_source.searched(request.POST.dict()):
         pass  # the page searches the source lists
     elif "restore" in request.POST:
-        # PostgreSQL rejects NUL in a query.
-        if create.is_submitted(request.POST.get("submit_key", "").replace("\0", "")):
+        if create.is_submitted(text_of(request.POST, "submit_key")):
             return redirect("run-new")  # it was launched after all: start a new form
         messages.info(request, "Your entries from before you signed in. The run is not launched.")
     else:

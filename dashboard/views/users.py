@@ -21,6 +21,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.access import ROLES
 from dashboard.forms.users import PersonForm
+from dashboard.parameters import text_of
 from runs import permissions
 from runs.actions import users as service
 
@@ -116,9 +117,7 @@ def _page(
     link: dict[str, Any] | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    # PostgreSQL rejects NUL in a query.
-    query, after = (request.GET.get(name, "").replace("\0", "") for name in ("q", "after"))
-    query = query.strip()
+    query, after = text_of(request.GET, "q").strip(), text_of(request.GET, "after")
     users = service.users()
     if query:
         users = users.filter(username__icontains=query)

@@ -270,7 +270,9 @@ def test_a_run_is_mirrored_from_its_settings_tab(client: Client, admin: Any) -> 
     client.post(reverse("tracker-new", args=["tensorboard"]), values)
     page = reverse("run", args=[run.pk]) + "?tab=settings"
     assert "Mirror to this tracker" in client.get(page).content.decode()
-    client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "bo\0ard"})
+    client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "board\0"})
+    assert not RunMirror.objects.exists()
+    client.post(reverse("run-mirror", args=[run.pk]), {"tracker": "board"})
     mirror = RunMirror.objects.get()
     assert (mirror.run, mirror.state) == (run, RunMirror.State.ACTIVE)
     assert "Mirror to this tracker" not in client.get(page).content.decode()
