@@ -12,17 +12,18 @@ import pytest
 
 from executors.base import ExecutorError, JobState, ReplicaHandle
 from tests.emulators.interruptions import Interruption
-from tests.executors.harnesses import Harness, end_of, every_harness, launch, wait_for
+from tests.executors.harnesses import (
+    Harness,
+    end_of,
+    every_harness,
+    launch,
+    wait_for,
+    wait_for_text,
+)
 
 pytestmark = pytest.mark.processes
 
 SECRET = {"TOKEN": "s3cr3t-81d0"}
-
-
-def wait_for_start(folder: Path, key: str) -> None:
-    """Wait until the job of ``key`` has written its line, not only created its file."""
-    path = folder / key
-    wait_for(lambda: path.exists() and path.read_text() != "", f"{key} to start")
 
 
 def ensure(harness: Harness, key: str, folder: Path) -> ReplicaHandle:
@@ -58,7 +59,7 @@ def test_interrupted_and_repeated_launch_creates_one_complete_job(
         handle = ensure(harness, key, tmp_path)
         assert ensure(harness, key, tmp_path) == handle
     for key in keys:
-        wait_for_start(tmp_path, key)
+        wait_for_text(tmp_path / key)
     assert harness.incomplete() == []
     assert harness.left_behind() == []
     executor = harness.executor()
@@ -86,7 +87,7 @@ def test_abandoned_launch_is_found_and_ended(
 @every_harness()
 def test_repeated_launch_creates_one_job(harness: Harness, tmp_path: Path) -> None:
     first = ensure(harness, "run-0-1", tmp_path)
-    wait_for_start(tmp_path, "run-0-1")
+    wait_for_text(tmp_path / "run-0-1")
     assert [ensure(harness, "run-0-1", tmp_path) for _ in range(2)] == [first] * 2
     executor = harness.executor()
     assert executor.find("run-0-1") == first

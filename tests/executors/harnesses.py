@@ -203,10 +203,15 @@ def wait_for(ready: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def wait_for_text(path: Path) -> str:
+    """Wait until ``path`` has text, not only until it exists. A process creates a file first."""
+    wait_for(lambda: path.exists() and path.read_text() != "", f"text in {path}")
+    return path.read_text()
+
+
 def number_in(path: Path) -> int:
     """Wait for the process id that a stub writes when it is ready."""
-    wait_for(lambda: path.exists() and path.read_text(), str(path))
-    return int(path.read_text())
+    return int(wait_for_text(path))
 
 
 def is_gone(pid: int) -> bool:

@@ -28,6 +28,7 @@ from tests.executors.harnesses import (
     stub_env,
     text_of,
     wait_for,
+    wait_for_text,
 )
 
 REPOSITORY = HERE.parent.parent
@@ -236,7 +237,7 @@ def test_one_key_launched_by_many_processes_at_once_is_one_job(
     for racer in racers:
         out, _ = racer.communicate(timeout=LIMIT_S)
         assert (racer.returncode, out) == (0, b"launched\n")
-    wait_for((tmp_path / "starts").exists, "the start")
+    wait_for_text(tmp_path / "starts")
     handle = executor.find("raced")
     assert handle is not None
     executor.cancel([handle])
@@ -281,7 +282,7 @@ def test_a_launcher_killed_around_the_start_leaves_one_job(
     if when == "before":
         assert executor.find("orphan") is None
     handle = launch(executor, "count", tmp_path / "starts", key="orphan")
-    wait_for((tmp_path / "starts").exists, "the start")
+    wait_for_text(tmp_path / "starts")
     assert executor.find("orphan") == handle
     executor.cancel([handle])
     end_of(executor, handle)
