@@ -83,24 +83,34 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     drawn = replicas if len(replicas) <= OVERLAYS and not own else replicas & {*shown, *own}
     each = max(budget // max(len(replicas), 1), LEAST_POINTS * (1 if drawn == replicas else 2))
     window = Window(axis=axis, low=low, high=high, max_points=each, scales=scales)
-    curves = charts.read(run, names, window)
+    stored = charts.read_stored(run, names, window)
     if request.GET.get("last"):
-        curves = [charts.lasts(curve) for curve in curves]
-    of_replicas = [c for c in curves if c.owner is not None]
+        stored = [charts.lasts(curve) for curve in stored]
+    lines = [c for c in stored if c.owner is None or c.owner in drawn]
+    curves = charts.downsample(lines, window.max_points)
+    # A band is aggregated from all points, so curves that are not drawn are not downsampled.
+    used = (
+        curves
+        if drawn == replicas
+        else [
+            *curves,
+            *(c for c in stored if c.owner is not None and c.owner not in drawn),
+        ]
+    )
     return {
         "x": x,
         "origin": origin,
         "replicas": len(replicas),
-        "curves": [
-            curve_row(c, axis=axis, scales=scales, origin=origin)
-            for c in curves
-            if c.owner is None or c.owner in drawn
-        ],
-        "band": band_row(band(of_replicas, axis=axis, scales=scales), axis=axis, origin=origin)
+        "curves": [curve_row(c, axis=axis, scales=scales, origin=origin) for c in curves],
+        "band": band_row(
+            band([c for c in used if c.owner is not None], axis=axis, scales=scales),
+            axis=axis,
+            origin=origin,
+        )
         if len(replicas) > 1
         else None,
-        "points": sum(len(c.points) for c in curves),
-        "total": sum(c.total for c in curves),
+        "points": sum(len(c.points) for c in used),
+        "total": sum(c.total for c in used),
     }
 
 

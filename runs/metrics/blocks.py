@@ -158,13 +158,14 @@ def unpack_all(blocks: Sequence[bytes]) -> tuple[Points, list[int]]:
     :class:`BadBlock`.
     """
     counts = [_count(data) for data in blocks]
+    views = [memoryview(data) for data in blocks]  # its slices are no copies
     columns, before = {}, 0
     for name, kind in _COLUMNS:
         size = np.dtype(kind).itemsize
         column = b"".join(
             [
-                data[_HEADER.size + count * before : _HEADER.size + count * (before + size)]
-                for data, count in zip(blocks, counts, strict=True)
+                view[_HEADER.size + count * before : _HEADER.size + count * (before + size)]
+                for view, count in zip(views, counts, strict=True)
             ]
         )
         columns[name] = np.frombuffer(column, dtype=kind)
@@ -226,16 +227,24 @@ def keep_each(parts: Sequence[Points], key: Key, level: int) -> list[Points]:
     points."""
     if level == 0:
         return list(parts)
-    result: list[Points] = []
-    first = 0
-    while first < len(parts):
-        last, size = first, 0
-        while last < len(parts) and (last == first or size + len(parts[last]) <= AT_ONCE):
-            size += len(parts[last])
-            last += 1
-        result += _keep_together(parts[first:last], key, level)
-        first = last
-    return result
+    return [
+        kept
+        for first, last in spans_at_once([len(part) for part in parts])
+        for kept in _keep_together(parts[first:last], key, level)
+    ]
+
+
+def spans_at_once(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Divide series with these numbers of points into (first, last + 1) of at most
+    :data:`AT_ONCE` points together, or of one series."""
+    first, size = 0, 0
+    for place, more in enumerate(sizes):
+        if place > first and size + more > AT_ONCE:
+            yield first, place
+            first, size = place, 0
+        size += more
+    if sizes:
+        yield first, len(sizes)
 
 
 def _keep_together(parts: Sequence[Points], key: Key, level: int) -> list[Points]:

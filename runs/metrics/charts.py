@@ -96,6 +96,12 @@ def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
     All curves of replicas have the same buckets, and so have all curves of the run. The number of
     queries does not depend on the number of series.
     """
+    return downsample(read_stored(run, wanted, window), window.max_points)
+
+
+def read_stored(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
+    """Like :func:`read` before downsampling: all points of the stored level. ``level`` is the one
+    to which :func:`downsample` takes them."""
     wanted = list(wanted)
     table = _Table.of(run, wanted)
     outlines = table.parts(table.where(wanted, level=OUTLINE))
@@ -109,17 +115,31 @@ def read(run: Run, wanted: Iterable[Name], window: Window) -> list[Curve]:
     parts = _parts(table, outlines, spans, levels)
     whole = window.low is None and window.high is None
     totals = {} if whole else _totals(table, outlines, spans, levels)
-    thinned: dict[Name, tuple[Points, int]] = {}
-    for key, span in spans.items():
-        names = [name for name in outlines if key_of(name[1]) == key]
-        inside = [_within(parts[name].points, key, span) for name in names]
-        thinned |= zip(names, thin_each(inside, key, window.max_points, levels[key]), strict=True)
     curves = []
     for name, outline in outlines.items():
-        kept, level = thinned[name]
-        total = outline.total if whole else totals.get(name, len(kept))
-        curves.append(Curve(series=name[0], owner=name[1], points=kept, total=total, level=level))
+        key = key_of(name[1])
+        points = _within(parts[name].points, key, spans[key])
+        total = outline.total if whole else totals.get(name, len(points))
+        curves.append(
+            Curve(series=name[0], owner=name[1], points=points, total=total, level=levels[key])
+        )
     return curves
+
+
+def downsample(curves: Sequence[Curve], max_points: int) -> list[Curve]:
+    """Downsample the points of curves to their ``level``, or to a coarser one that has at most
+    ``max_points``."""
+    result: dict[Name, Curve] = {}
+    keys: tuple[Key, ...] = ("step", "round")
+    for owner_key in keys:
+        for level in {c.level for c in curves}:
+            same = [c for c in curves if c.level == level and key_of(c.owner) == owner_key]
+            thinned = thin_each([c.points for c in same], owner_key, max_points, level)
+            result |= {
+                (c.series, c.owner): replace(c, points=kept, level=coarser)
+                for c, (kept, coarser) in zip(same, thinned, strict=True)
+            }
+    return [result[c.series, c.owner] for c in curves]
 
 
 def lasts(curve: Curve) -> Curve:
