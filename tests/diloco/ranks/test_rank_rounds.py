@@ -16,13 +16,17 @@ from torch import Tensor, nn
 
 from bench.support.cuts import small_cuts
 from diloco.codecs import get_codec
+from diloco.exchange import mean_reader
+from diloco.exchange.mean_reader import DIGEST_BYTES, Chunks, joined_digest
 from diloco.exchange.payload import PayloadInfo, PayloadWriter, digest_of, norms_of
 from diloco.exchange.payload_reader import CannotReduce, Own
 from diloco.exchange.reduce import Merged, Reduction
 from diloco.exchange.timings import Timings
 from diloco.model.flat_parameters import Layout
+from diloco.model.outer_optimizer import ContentDigest
 from diloco.protocol import keys
 from diloco.protocol.blocks import slice_spans
+from diloco.protocol.parallel_reads import ExpectedReads
 from diloco.protocol.records import Commit, Identity, Plan, PlannedContribution
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.jobs import JobWorker
@@ -53,9 +57,9 @@ SLOTS = LAYOUT.table.slots_of(0)
 @pytest.fixture(autouse=True)
 def small_units() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(small_cuts(part_bytes=32_768))
+        stack.enter_context(small_cuts(part_bytes=8192))
         stack.enter_context(mock.patch("diloco.protocol.blocks.SLICE_UNIT", UNIT))
-        stack.enter_context(mock.patch("diloco.ranks.rank_round.PART_BYTES", 32_768))
+        stack.enter_context(mock.patch("diloco.ranks.rank_round.PART_BYTES", 8192))
         for module in ("model.outer_optimizer", "ranks.redistribute"):
             stack.enter_context(mock.patch(f"diloco.{module}.NORM_CHUNK", 1024))
         yield
@@ -66,12 +70,12 @@ class Stores(LocalStore):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.read: list[str] = []
+        self.read: list[tuple[str, int]] = []
         self.bytes_read = 0
         self.refused = ""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self.read.append(key)
+        self.read.append((key, start))
         self.bytes_read += length
         return super().get_range(key, start, length)
 
@@ -291,7 +295,7 @@ def test_a_stored_mean_has_the_bits_of_one_process(
             merged, one = ranks.committed(commit), alone.committed(commit)
             assert round.has_bits(merged, one)
             assert ranks.cosine(merged) == pytest.approx(alone.cosine(one), abs=1e-12)
-            read = [key for store in replica.stores for key in store.read]
+            read = [key for store in replica.stores for key, _ in store.read]
             assert not any(shard_of(key) in own for key in read if number == 1)
             payload = keys.contribution_payload(number, 0, INCARNATION).removesuffix("bin")
             assert not any(key.startswith(payload) for key in read)
@@ -368,14 +372,27 @@ def test_shards_are_read_once_before_the_commit(tmp_path: Path) -> None:
         round, digests = owned(tmp_path, replica)
         ranks = round.ranks()
         listings = iter([{1: (digests[1],)}, {n: (digest,) for n, digest in digests.items()}])
-        ranks.store_shards([0, 2], listed=lambda: next(listings))
+        with mock.patch.object(mean_reader, "ExpectedReads", wraps=ExpectedReads) as expected:
+            ranks.store_shards([0, 2], listed=lambda: next(listings))
+        requests = [call.args[1] for call in expected.call_args_list]
+        assert len(requests) == 3, "each rank reads ahead"
+        assert {shard_of(key) for each in requests for key, _, _ in each} == {3}
         merged = ranks.committed(round.commit(digests))
         assert round.has_bits(merged, round.alone().committed(round.commits[1]))
         ranks.close()
-        for store in replica.stores:
-            ranges = [key for key in store.read if shard_of(key) is not None]
-            assert {shard_of(key) for key in ranges} <= {1, 3}
-            assert len(ranges) <= 3, "each rank reads its parts of two shards once"
+        ranges = [where for store in replica.stores for where in store.read]
+        assert len(ranges) == len(set(ranges))
+        assert {shard_of(key) for key, _ in ranges if "reduced" in key} == {1, 3}
+
+
+def test_chunks_of_a_shard_join_if_all_ranks_have_read_the_same_bytes() -> None:
+    a, b, c = (bytes([n]) * DIGEST_BYTES for n in range(3))
+    content = ContentDigest()
+    content.update_chunks(a + b + c)
+    joined = content.hexdigest()
+    assert joined_digest([Chunks(1, b + c), Chunks(0, b""), Chunks(0, a + b)]) == joined
+    assert joined_digest([Chunks(0, a + b), Chunks(1, a + c)]) == ""
+    assert joined_digest([Chunks(0, a + b + c), Chunks(-1, b"")]) == ""
 
 
 @pytest.mark.parametrize("refused", ["", "reduced/"])
