@@ -5,7 +5,8 @@
 Processes on this machine over gloo, one thread each, with a plain model and AdamW in each of them,
 as under DDP; a group of one replica on a local folder, without overlap. A case is one setting:
 
-- ``gather``, ``sharded``: a round of that plan;
+- ``gather``, ``sharded``, ``rda``: a round of that plan or merge; ``sharded`` beside a replica of
+  one process, which is not shown;
 - ``checkpoint``, ``state``: a gathered round after which a checkpoint, or the replica state, is
   written;
 - ``start``: checkpoint 0 is written and read; ``resume``: another process of the replica reads the
@@ -39,7 +40,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.store.metered import MeteredStore, StoreUsage
 
 LAYERS = 12
-CASES = ("start", "gather", "sharded", "checkpoint", "state", "resume", "final")
+CASES = ("start", "gather", "sharded", "rda", "checkpoint", "state", "resume", "final")
 
 
 class Meter:
@@ -83,6 +84,9 @@ def _cpu_s() -> float:
 
 def replica(rank: int, ranks: int, parameters: int, folder: str, case: str, attempt: int) -> None:
     torch.set_num_threads(1)
+    is_peer = rank == ranks
+    if is_peer:
+        ranks = 1
     if ranks > 1:
         dist.init_process_group(
             "gloo",
@@ -104,7 +108,7 @@ def replica(rank: int, ranks: int, parameters: int, folder: str, case: str, atte
 
     with meter.measured("resume" if attempt else "start"):
         group = diloco.join(
-            f"{folder}/run", replica=0, model=model, inner_optimizer=optimizer
+            f"{folder}/run", replica=int(is_peer), model=model, inner_optimizer=optimizer
         ).__enter__()
         if ranks > 1:
             dist.barrier()
@@ -137,12 +141,15 @@ def finish_writes(group: Any) -> None:
 def measure(ranks: int, parameters: int, case: str) -> list[dict[str, dict[str, float]]]:
     """Run the group twice: three rounds, and in another process the fourth and last one."""
     folder = tempfile.mkdtemp()
+    replicas = 2 if case == "sharded" else 1
     try:
         settings = GroupSettings(
-            num_replicas=1,
+            num_replicas=replicas,
+            min_quorum=replicas,
             sync_every=1,
             total_rounds=4,
             codec="bf16",
+            merge="rda" if case == "rda" else "mean",
             reduce_plan="sharded" if case == "sharded" else "gather",
             warmup_steps=0,
             eval_every=0,
@@ -152,7 +159,9 @@ def measure(ranks: int, parameters: int, case: str) -> list[dict[str, dict[str, 
         create_group(f"{folder}/run", settings)
         results: list[dict[str, dict[str, float]]] = [{} for _ in range(ranks)]
         for attempt in range(2):
-            mp.spawn(replica, (ranks, parameters, folder, case, attempt), nprocs=ranks)
+            mp.spawn(
+                replica, (ranks, parameters, folder, case, attempt), nprocs=ranks + replicas - 1
+            )
             for rank, result in enumerate(results):
                 result |= json.loads(Path(f"{folder}/{rank}.{attempt}.json").read_text())
         return results
@@ -169,7 +178,9 @@ def main() -> None:
     print("| case | rank | CPU | up | down | memory |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     wanted = [case for case in CASES if case in arguments.case]
-    rounds = [case for case in wanted if case in ("gather", "sharded", "checkpoint", "state")]
+    rounds = [
+        case for case in wanted if case in ("gather", "sharded", "rda", "checkpoint", "state")
+    ]
     for case in rounds or ["gather"]:
         results = measure(arguments.ranks, int(arguments.parameters), case)
         shown = [case] if case in wanted else []

@@ -12,7 +12,8 @@ def small_cuts(*, block: int = 4096, part_bytes: int = 65_536) -> Iterator[None]
     """Blocks of ``block`` elements and parts of ``part_bytes``, wherever they are used."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("diloco.protocol.blocks.SMALLEST_BLOCK", block))
-        stack.enter_context(mock.patch("diloco.model.outer_optimizer.DIGEST_CHUNK", block))
+        for module in ("model.outer_optimizer", "exchange.mean_reader"):
+            stack.enter_context(mock.patch(f"diloco.{module}.DIGEST_CHUNK", block))
         for module in (
             "protocol.blocks",
             "protocol.reduce_cost",

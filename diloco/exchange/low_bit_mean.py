@@ -55,6 +55,11 @@ class LowBitShard:
         start = self._codec.encoded_bytes(part.start - self._span.start)
         return raw(self._body[start : start + self._codec.encoded_bytes(part.numel)])
 
+    @property
+    def bodies(self) -> tuple[Tensor, Tensor]:
+        """The encoded mean and residual, 1-d uint8."""
+        return self._body[: self._mean_bytes], self._body[self._mean_bytes :]
+
     def parts(self) -> Iterator[memoryview]:
         """Yield the object in parts of :data:`~diloco.store.base.PART_BYTES`; an empty one for a
         shard without elements."""

@@ -25,23 +25,23 @@ import torch
 from torch import Tensor
 
 from diloco.codecs import get_codec
-from diloco.exchange.checked_blocks import BadPayload, decode_body, raw
+from diloco.exchange.checked_blocks import CheckedBlocks, raw
 from diloco.exchange.cosine import Products, cosine_of, products
 from diloco.exchange.low_bit_mean import LowBitShard, ResidualReader
+from diloco.exchange.mean_reader import Chunks, MeanReader, joined_digest
 from diloco.exchange.payload import SLICE, overlaps
-from diloco.exchange.payload_reader import CannotReduce, Own, PayloadReader, codec_parts
+from diloco.exchange.payload_reader import CannotReduce, Own, PayloadReader
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import ContentDigest, WeightedSum, digest, rescale
 from diloco.protocol import keys
-from diloco.protocol.blocks import Span, shard_spans
-from diloco.protocol.parallel_reads import ExpectedReads, Parts, Range, read_parts
-from diloco.protocol.payload_size import FULL_MEAN, reduced_codec
+from diloco.protocol.blocks import Span
+from diloco.protocol.payload_size import FULL_MEAN, RESIDUAL_CODEC, reduced_codec
 from diloco.protocol.reading import READS
 from diloco.protocol.records import Commit, Plan, PlannedContribution
 from diloco.protocol.round_view import GATHER
 from diloco.protocol.settings import GroupSettings
-from diloco.store.base import MakeParts, MissingKey, Store
+from diloco.store.base import MakeParts, Store
 from diloco.store.daemon import DaemonPool
 
 __all__ = ["CannotReduce", "Merged", "Own", "Reduction"]
@@ -116,14 +116,14 @@ class Reduction:
             timings=timings,
             own=own,
         )
-        self._spans = shard_spans(self._numel, len(plan.owners))
+        self._mean = MeanReader(store, self._codec, plan, self._numel, self._span, timings=timings)
+        self._spans = self._mean.shards
         self._vector: Tensor | None = None
         self._reduced_shards: dict[int, str] = {}
         """Digests of the shards in the merged fragment."""
-        self._ahead: ExpectedReads | None = None
 
     @property
-    def _merged(self) -> Tensor:
+    def merged(self) -> Tensor:
         """The merged fragment, or slice, (n,) fp32 on the CPU, allocated on first use."""
         if self._vector is None:
             self._vector = torch.empty(self._span.numel, dtype=torch.float32)
@@ -136,16 +136,19 @@ class Reduction:
     def gather(self) -> Merged:
         """Reduce the whole fragment from the payloads. Raises :class:`CannotReduce`."""
         self.gather_span()
-        mean_digest = digest(self._merged)
+        mean_digest = digest(self.merged)
         self._restore_norms()
-        return Merged(vector=self._merged, digest=mean_digest, present=self._present)
+        return self._result(mean_digest)
+
+    def _result(self, digest: str = "") -> Merged:
+        return Merged(vector=self.merged, digest=digest, present=self._present)
 
     def gather_span(self) -> Tensor:
         """Reduce this process's part of the fragment, without the norms of RDA. Raises
         :class:`CannotReduce`."""
         self._sum(self._span)
-        self._through_codec(self._merged)
-        return self._merged
+        self._through_codec(self.merged)
+        return self.merged
 
     def products(self, merged: Tensor) -> Products:
         """Return the sums for the cosine of this replica's contribution to ``merged``."""
@@ -222,24 +225,23 @@ class Reduction:
             contextlib.suppress(CannotReduce),
             self._timings.measure("reduce", excluding="download"),
         ):
-            self._read_shards(digests)
+            self._read_shards(digests, early=True)
 
     def read_ahead(self, reduced: Listed, *, but: Mapping[int, str] = NOTHING) -> None:
         """Begin to read the shards of a listing, if it has one version of each, ``but`` those that
         are being read. A commit of other versions drops the reads."""
         found = [reduced.get(shard, ()) for shard in range(len(self._spans))]
-        if self._ahead is None and all(len(digests) == 1 for digests in found):
+        if all(len(digests) == 1 for digests in found):
             missing = self._missing_shards([digest for (digest,) in found])
-            requests = self._shard_requests(
-                {shard: wanted for shard, wanted in missing.items() if shard not in but}
-            )
-            clock = self._timings.clock
-            self._ahead = ExpectedReads(self._store, requests, clock=clock, polls=None)
+            self.expect({shard: wanted for shard, wanted in missing.items() if shard not in but})
+
+    def expect(self, digests: Mapping[int, str]) -> None:
+        """Begin to read this process's part of the shards that a commit is expected to name."""
+        self._mean.expect(digests)
 
     def close(self) -> None:
         """End the reads that have begun."""
-        if self._ahead is not None:
-            self._ahead.close()
+        self._mean.close()
 
     def committed(self, commit: Commit) -> Merged:
         """Return the mean that ``commit`` applies, from the payloads or from the reduced shards.
@@ -254,21 +256,52 @@ class Reduction:
                 self._collect(commit)
         except CannotReduce as error:
             log.warning("round %d: %s; reducing its payloads here instead", self._plan.round, error)
-            self._sum(Span(0, self._numel))
-            self._check_shards(commit)
+            self._reduce_here(commit)
         self._restore_norms()
-        return Merged(vector=self._merged, present=self._present)
+        return self._result()
+
+    def _reduce_here(self, commit: Commit) -> None:
+        """Reduce the whole fragment, as all owners together do. Raises :class:`CannotReduce`."""
+        self._sum(Span(0, self._numel))
+        self._check_shards(commit)
 
     # -- reduced shards --------------------------------------------------------------------------
 
-    def _shard_parts(self, shard: int) -> list[Span]:
-        return codec_parts(self._spans[shard], self._numel, self._codec)
+    def encoded_span(self) -> tuple[Tensor, Tensor]:
+        """Reduce this process's part of a shard; return its encoded mean and residual, both 1-d
+        uint8. ``merged`` has the decoded mean then. Raises :class:`CannotReduce`."""
+        self._sum(self._span)
+        if self._is_low_bit:
+            with self._timings.measure("reduce"):
+                return LowBitShard(self._codec, self.merged, self._span, numel=self._numel).bodies
+        self._through_codec(self.merged)
+        return self._codec.encode(self.merged), torch.empty(0, dtype=torch.uint8)
+
+    def object_bytes(self, numel: int) -> tuple[int, int]:
+        """Return the sizes of the encoded mean and of the residual of ``numel`` elements from a
+        block boundary on."""
+        residual = CheckedBlocks(get_codec(RESIDUAL_CODEC), self._numel)
+        residual_bytes = residual.size_bytes(numel) if self._is_low_bit else 0
+        return self._codec.encoded_bytes(numel), residual_bytes
+
+    def digest_of_shard(self, shard: int, body: Tensor) -> str:
+        """Return the digest of a shard by its object's bytes, 1-d uint8."""
+        first = self._spans[shard].start
+        ends = [(part.start - first, part.stop - first) for part in self._mean.parts(shard)]
+        size = self._codec.encoded_bytes
+        return _digest_of(raw(body[size(start) : size(stop)]) for start, stop in ends)
+
+    def read_mean(self, digests: Mapping[int, str], *, early: bool) -> dict[int, Chunks]:
+        """Read this process's part of shards into ``merged``; return the chunks that were read.
+        Raises :class:`CannotReduce`."""
+        with self._timings.measure("reduce", excluding="download"):
+            return self._mean.read(digests, self.merged, early=early)
 
     def _encoded(self, shard: int) -> tuple[str, MakeParts]:
         """Pass a summed shard through the reduced codec; return the digest of its encoded mean, and
         its object."""
-        span, parts = self._spans[shard], self._shard_parts(shard)
-        vector = self._merged[span.start : span.stop]
+        span, parts = self._spans[shard], self._mean.parts(shard)
+        vector = self.merged[span.start : span.stop]
         if self._is_low_bit:
             with self._timings.measure("reduce"):
                 low_bit = LowBitShard(self._codec, vector, span, numel=self._numel)
@@ -279,32 +312,38 @@ class Reduction:
     def _bodies(self, parts: Iterable[Span]) -> Iterator[memoryview]:
         """Encode parts of the merged fragment."""
         for part in parts:
-            yield raw(self._codec.encode(self._merged[part.start : part.stop]))
+            yield raw(self._codec.encode(self.merged[part.start : part.stop]))
 
     def _collect(self, commit: Commit) -> None:
         """Read the reduced shards into the merged fragment. Raises :class:`CannotReduce`."""
         missing = self._missing_shards(commit.shards)
-        begun = self._ahead.parts_of(self._shard_requests(missing)) if self._ahead else None
-        for shard in self._read_shards(missing, begun):
-            self._read_shard_again(shard, missing[shard])
+        damaged = self._read_shards(missing)
+        for _ in range(READS - 1):
+            for shard in damaged:  # can be damaged in transfer
+                key = keys.reduced_shard(self._plan.round, shard, missing[shard])
+                log.warning("%s: expected its digest, found another; reading it again", key)
+            damaged = self._read_shards({shard: missing[shard] for shard in damaged})
+        for shard in damaged:
+            key = keys.reduced_shard(self._plan.round, shard, missing[shard])
+            raise CannotReduce(None, f"{key} is damaged: expected its digest, found another")
 
-    def _read_shards(self, digests: Mapping[int, str], begun: Parts | None = None) -> list[int]:
-        """Read shards into the merged fragment, from ``begun`` if these reads have begun; return
-        those that are damaged. Raises :class:`CannotReduce`."""
-        damaged: list[int] = []
-        stream = begun or read_parts(self._store, self._shard_requests(digests))
-        with contextlib.closing(stream):
-            for shard, shard_digest in digests.items():
-                parts = self._shard_parts(shard)
-                try:
-                    bodies = (self._downloaded(stream) for _ in parts)
-                    if self._put_shard(shard_digest, parts, bodies):
-                        self._reduced_shards[shard] = shard_digest
-                    else:
-                        damaged.append(shard)
-                except MissingKey as error:
-                    raise CannotReduce(None, f"expected an object {error}, found none") from None
+    def _read_shards(self, digests: Mapping[int, str], *, early: bool = False) -> list[int]:
+        """Read shards into the merged fragment; return those that are damaged. Raises
+        :class:`CannotReduce`."""
+        if not digests:
+            return []
+        results = self._read_mean(digests, early=early)
+        damaged = []
+        for shard, wanted in digests.items():
+            if joined_digest(read[shard] for read in results) == wanted:
+                self._reduced_shards[shard] = wanted
+            else:
+                damaged.append(shard)
         return damaged
+
+    def _read_mean(self, digests: Mapping[int, str], *, early: bool) -> list[dict[int, Chunks]]:
+        """Read shards into the merged fragment; return what each rank has read."""
+        return [self._mean.read(digests, self.merged, early=early)]
 
     def _missing_shards(self, digests: Sequence[str]) -> dict[int, str]:
         """Return the digests of the shards that the merged fragment does not have."""
@@ -313,53 +352,6 @@ class Reduction:
             for shard, wanted in enumerate(digests)
             if self._reduced_shards.get(shard) != wanted
         }
-
-    def _shard_requests(self, digests: Mapping[int, str]) -> list[Range]:
-        """Return the ranges of shards, in order."""
-        return [
-            (keys.reduced_shard(self._plan.round, shard, shard_digest), *where)
-            for shard, shard_digest in digests.items()
-            for where in self._ranges(shard)
-        ]
-
-    def _downloaded(self, stream: Iterator[bytes]) -> bytes:
-        with self._timings.measure("download"):
-            return next(stream)
-
-    def _ranges(self, shard: int) -> Iterator[tuple[int, int]]:
-        """Yield start and length in bytes of the parts of a reduced shard's object."""
-        for part in self._shard_parts(shard):
-            start = self._codec.encoded_bytes(part.start - self._spans[shard].start)
-            yield start, self._codec.encoded_bytes(part.numel)
-
-    def _put_shard(self, shard_digest: str, parts: Sequence[Span], bodies: Iterator[bytes]) -> bool:
-        """Decode a shard into the merged fragment; return whether its bytes match the digest."""
-        content = ContentDigest()
-        is_valid = True
-        for part, data in zip(parts, bodies, strict=True):
-            content.update(memoryview(data))
-            try:
-                decode_body(data, part.numel, self._codec, self._merged[part.start : part.stop])
-            except BadPayload:
-                is_valid = False
-        return is_valid and content.hexdigest() == shard_digest
-
-    def _read_shard_again(self, shard: int, shard_digest: str) -> None:
-        """Read a shard again, because it can have been damaged in transfer.
-
-        Raises :class:`CannotReduce` after :data:`~diloco.protocol.reading.READS` failed reads.
-        """
-        key = keys.reduced_shard(self._plan.round, shard, shard_digest)
-        parts = self._shard_parts(shard)
-        for _ in range(READS - 1):
-            log.warning("%s: expected its digest, found another; reading it again", key)
-            bodies = (self._store.get_range(key, *where) for where in self._ranges(shard))
-            try:
-                if self._put_shard(shard_digest, parts, bodies):
-                    return
-            except MissingKey as error:
-                raise CannotReduce(None, f"expected an object {error}, found none") from None
-        raise CannotReduce(None, f"{key} is damaged: expected its digest, found another")
 
     def _check_shards(self, commit: Commit) -> None:
         """Pass the summed fragment through the reduced codec and compare it with the committed
@@ -387,7 +379,7 @@ class Reduction:
         """Do the same with ``pieces`` that begin with those of ``span``; leaves the others."""
         with self._timings.measure("reduce", excluding="download"):
             first = self._span.start
-            total = WeightedSum(self._merged[span.start - first : span.stop - first])
+            total = WeightedSum(self.merged[span.start - first : span.stop - first])
             left = span.numel * len(self._plan.contributions)
             while left:
                 planned, where, piece = next(pieces)
@@ -427,18 +419,20 @@ class Reduction:
         """RDA: scale each tensor's summed direction to the weighted mean of the norms."""
         if self._is_mean:
             return
+        rescale(self.merged, self.lengths)
+
+    @property
+    def lengths(self) -> list[tuple[Span, float]]:
+        """The elements of each tensor that RDA scales, and the weighted mean of its norms."""
         first = self._slots[0].offset
-        rescale(
-            self._merged,
-            [
-                (
-                    Span(slot.offset - first, slot.stop - first),
-                    sum(c.weight * c.norms[index] for c in self._plan.contributions),
-                )
-                for index, slot in enumerate(self._slots)
-                if not slot.embedding
-            ],
-        )
+        return [
+            (
+                Span(slot.offset - first, slot.stop - first),
+                sum(c.weight * c.norms[index] for c in self._plan.contributions),
+            )
+            for index, slot in enumerate(self._slots)
+            if not slot.embedding
+        ]
 
 
 def _in_pool(pool: DaemonPool, function: Callable[[], None]) -> Future[None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 
 import torch
@@ -133,7 +133,7 @@ class OuterOptimizer:
                     at = piece.start + offset
                     rounding[name].store(held[name], vector[piece], position=at)
             squares += fast_sum_of_squares(update)
-        return _root(squares)
+        return root(squares)
 
 
 class WeightedSum:
@@ -162,27 +162,43 @@ def rescale(vector: Tensor, pieces: Sequence[tuple[Span, float]]) -> None:
     """
     for span, length in pieces:
         piece = vector[span.start : span.stop]
-        norm = l2_norm(piece)
-        if norm > 0:
-            piece.mul_(length / norm)
+        scale(piece, l2_norm(piece), length)
 
 
-@torch.no_grad()
+def scale(piece: Tensor, norm: float, length: float) -> None:
+    """Scale a piece of a tensor whose norm is to become ``length``, in place. A zero tensor stays
+    zero."""
+    if norm > 0:
+        piece.mul_(length / norm)
+
+
 def sum_of_squares(vector: Tensor) -> float:
     """Return the sum of squares in fp64, added in a fixed binary tree: the same bits on any CPU and
     with any number of threads."""
+    return added(chunk_squares(vector))
+
+
+def added(sums: Iterable[float]) -> float:
+    """Add the sums of squares of all chunks of a vector, in order."""
+    total = 0.0
+    for square in sums:
+        total += square
+    return total
+
+
+@torch.no_grad()
+def chunk_squares(vector: Tensor) -> list[float]:
+    """Return the sum of squares of every :data:`NORM_CHUNK` elements."""
     whole = vector.numel() // NORM_CHUNK
     tops = torch.empty(whole, NORM_TOP, dtype=torch.float64)
     for index in range(whole):
         squares = _squares(vector[index * NORM_CHUNK : (index + 1) * NORM_CHUNK])
         tops[index] = _fold(squares, NORM_TOP)
     # The last levels of all trees at once: separate calls would cost more than the sums.
-    total = 0.0
-    for square in _fold(tops.t().contiguous(), 1)[0].tolist() if whole else []:
-        total += square
+    sums: list[float] = _fold(tops.t().contiguous(), 1)[0].tolist() if whole else []
     if rest := vector.numel() % NORM_CHUNK:
-        total += float(_fold(_squares(vector[-rest:]), 1)[0])
-    return total
+        sums.append(float(_fold(_squares(vector[-rest:]), 1)[0]))
+    return sums
 
 
 @torch.no_grad()
@@ -217,10 +233,10 @@ def _fold(values: Tensor, stop: int) -> Tensor:
 
 def l2_norm(vector: Tensor) -> float:
     """Return the L2 norm by :func:`sum_of_squares`; NaN if an element is not finite."""
-    return _root(sum_of_squares(vector))
+    return root(sum_of_squares(vector))
 
 
-def _root(squares: float) -> float:
+def root(squares: float) -> float:
     return math.sqrt(squares) if math.isfinite(squares) else float("nan")
 
 

@@ -1,39 +1,40 @@
 """The work of an exchange, shared by the ranks of one replica.
 
 The leader's exchange runs in a background thread, and so does each follower's part, as *jobs*
-(:mod:`diloco.ranks.jobs`) on its slice.
-
-A round is divided if it is a gathered one that merges by mean: then each rank reads and sums only
-its slice of the payloads. In any other round the leader reduces the whole fragment and sends each
-rank its slice.
+(:mod:`diloco.ranks.jobs`): it encodes and uploads its slice, and does its part of the reduction
+(:mod:`diloco.ranks.rank_round`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from diloco.clock import Clock
+from diloco.errors import ReplicaError
 from diloco.exchange.cosine import cosine_of
+from diloco.exchange.mean_reader import Chunks
 from diloco.exchange.payload import PayloadInfo
 from diloco.exchange.payload_reader import Own
-from diloco.exchange.reduce import Merged, Reduction
+from diloco.exchange.reduce import CannotReduce, Listed, Merged, Reduction
 from diloco.exchange.team import OneProcess, UploadedPart
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
-from diloco.model.outer_optimizer import ContentDigest, chunk_digests, vector_bytes
+from diloco.model.outer_optimizer import ContentDigest
 from diloco.protocol import keys
+from diloco.protocol.blocks import Span
 from diloco.protocol.reading import read_record
 from diloco.protocol.records import Commit, Identity, Plan
-from diloco.protocol.round_view import GATHER
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.command_channel import CommandChannel
 from diloco.ranks.jobs import Job, JobLeader
 from diloco.ranks.rank_progress import EMPTY, RankProgress
-from diloco.store.base import MissingKey, Store
+from diloco.ranks.rank_round import Place, RankRound
+from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.metered import MeteredStore
 
 
@@ -69,28 +70,80 @@ class RankWork:
 
     def merged(self, round: int) -> Tensor:
         """Return this rank's slice of the merged mean of a round."""
-        return self._progress.merged[round]
+        return self._progress.reductions[round].merged
 
     def do(self, job: Job) -> Any:
         """Execute a job; return its result as JSON values, None if this rank has no part of it."""
-        if job["do"] == "divide":
-            round, fragment = job["round"], job["fragment"]
-            self._progress.merged[round] = self.layout.scatter(self.vector, fragment, self._channel)
-            return None
         fragment = job["fragment"]
-        if not self.layout.slice_of(fragment).numel:
-            return None
         if job["do"] == "upload":
-            return self._upload(PayloadInfo(**job["info"]))
+            has_elements = self.layout.slice_of(fragment).numel
+            return self._upload(PayloadInfo(**job["info"])) if has_elements else None
+        part = self._part(job)
+        match job["do"]:
+            case "gather":
+                return part.gather()
+            case "sum":
+                return part.sum_share(job["shard"])
+            case "join":
+                return part.join_shares(job["shard"], writer=job["writer"])
+            case "finish":
+                return part.finish_storing()
+            case "read":
+                read = part.read_mean(_by_shard(job["digests"]), early=job["early"])
+                return {
+                    shard: [chunks.first, chunks.digests.hex()] for shard, chunks in read.items()
+                }
+            case "expect":
+                return part.expect(_by_shard(job["digests"]))
+            case "close":
+                return part.close()
+            case "divide":
+                part.merged.copy_(self.layout.scatter(self.vector, fragment, self._channel))
+                return None
+            case "norms":
+                return part.restore_norms()
+            case "cosine":
+                return part.products()
+        raise AssertionError(job["do"])
+
+    def _part(self, job: Job) -> RankRound:
+        """Return this rank's part of the reduction of the plan of a job."""
+        rounds = self._progress.reductions
         plan = Plan.from_bytes(job["plan"].encode())
-        reduction = self._reduction(plan, Identity(**job["own"]), job["digest"])
-        if job["do"] == "cosine":
-            with self.timings.measure("reduce"):
-                return reduction.products(self._progress.merged[plan.round])
-        assert job["do"] == "reduce", job["do"]
-        merged = reduction.gather_span()
-        self._progress.merged[plan.round] = merged
-        return chunk_digests(vector_bytes(merged)).hex()
+        known = rounds.get(plan.round)
+        if known is None or known.plan != plan or known.timings is not self.timings:
+            known = rounds[plan.round] = self._new_part(plan, Identity(**job["own"]), job["digest"])
+        return known
+
+    def _new_part(self, plan: Plan, identity: Identity, digest: str) -> RankRound:
+        """``digest`` is that of this process's own payload, '' if it has none."""
+        place = Place(channel=self._channel, slices=self.layout.slices_of(plan.fragment))
+        opened = self._progress.opened.get(plan.round)
+        own = None
+        if digest and opened is not None:
+            own = Own(
+                identity=identity,
+                digest=digest,
+                vector=opened.contributed,
+                body=self._bodies.get(plan.round),
+                start=place.slice.start,
+            )
+
+        def reduction(span: Span, own: Own | None) -> Reduction:
+            return Reduction(
+                self.store,
+                self.settings,
+                plan,
+                self.layout.table.slots_of(plan.fragment),
+                timings=self.timings,
+                commit_of=self._commit_of,
+                own=own,
+                span=span,
+            )
+
+        return RankRound(
+            plan, place, self.store, reduction=reduction, own=own, timings=self.timings
+        )
 
     def _upload(self, info: PayloadInfo) -> dict[str, Any]:
         part = OneProcess(self.store, self.settings, self.clock).upload_slice(
@@ -108,31 +161,6 @@ class RankWork:
             "encode_s": part.encode_s,
             "damage": part.verify(),
         }
-
-    def _reduction(self, plan: Plan, identity: Identity, digest: str) -> Reduction:
-        """Return the reduction of this rank's slice. ``digest`` is that of this process's own
-        payload, '' if it has none."""
-        span = self.layout.slice_of(plan.fragment)
-        opened = self._progress.opened.get(plan.round)
-        own = None
-        if digest and opened is not None:
-            own = Own(
-                identity=identity,
-                digest=digest,
-                vector=opened.contributed,
-                body=self._bodies.get(plan.round),
-                start=span.start,
-            )
-        return Reduction(
-            self.store,
-            self.settings,
-            plan,
-            self.layout.table.slots_of(plan.fragment),
-            timings=self.timings,
-            commit_of=self._commit_of,
-            own=own,
-            span=span,
-        )
 
     def _commit_of(self, round: int) -> Commit | None:
         try:
@@ -185,6 +213,11 @@ class RankTeam(JobLeader):
             own=own,
         )
 
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._channel.size
+
     def _alone(self) -> OneProcess:
         return OneProcess(self.work.store, self.work.settings, self.work.clock)
 
@@ -206,8 +239,9 @@ class RankTeam(JobLeader):
 class RankReduction(Reduction):
     """The reduction of a fragment that several ranks hold, by the leader.
 
-    ``own`` of the leader has the elements of its slice only. A reduction of the whole fragment
-    therefore reads the replica's own payload too.
+    Only if a stored mean cannot be read, the leader reduces the whole fragment and sends each rank
+    its slice. ``own`` has the elements of the leader's slice only, so the replica's own payload is
+    read too then.
     """
 
     def __init__(
@@ -224,40 +258,83 @@ class RankReduction(Reduction):
     ) -> None:
         super().__init__(store, settings, plan, slots, timings=timings, commit_of=commit_of)
         self._team = team
-        self._is_divided = plan.mode == GATHER and settings.merge == "mean"
         self._job: Job = {
             "fragment": plan.fragment,
             "plan": plan.to_bytes().decode(),
             "own": asdict(team.identity),
             "digest": own.digest if own else "",
         }
+        self._expects = False
+
+    def _run(self, do: str, **arguments: Any) -> list[Any]:
+        return self._team.run(do, timings=self._timings, **self._job, **arguments)
 
     def gather(self) -> Merged:
-        if not self._is_divided:
-            return self._divide(super().gather())
         content = ContentDigest()
-        for digests in self._team.run("reduce", timings=self._timings, **self._job):
-            content.update_chunks(bytes.fromhex(digests or ""))
-        return self._held(content.hexdigest())
+        for digests in self._run("gather"):
+            content.update_chunks(bytes.fromhex(digests))
+        self._restore_norms()
+        return self._result(content.hexdigest())
 
-    def committed(self, commit: Commit) -> Merged:
-        merged = super().committed(commit)
-        return merged if self._plan.mode == GATHER else self._divide(merged)
+    def store_shards(
+        self, shards: Sequence[int], *, listed: Callable[[], Listed] = dict
+    ) -> dict[int, str]:
+        digests: dict[int, str] = {}
+        try:
+            for index, shard in enumerate(shards):
+                self._run("sum", shard=shard)
+                writer = index % self._team.size
+                joined = self._run("join", shard=shard, writer=writer)
+                digests[shard] = self._reduced_shards[shard] = joined[writer]
+        except CannotReduce:
+            with suppress(StoreError):  # no upload outlives its round
+                self._run("finish")
+            raise
+        if len(shards) > 1:
+            self._read_early(self._listed_once(listed()))
+        self._run("finish")
+        if len(shards) > 1:
+            self.read_ahead(listed())
+        return digests
+
+    def expect(self, digests: Mapping[int, str]) -> None:
+        self._expects = True
+        self._run("expect", digests=digests)
+
+    def close(self) -> None:
+        if self._expects:
+            with suppress(ReplicaError):
+                self._run("close")
 
     def cosine(self, merged: Merged) -> float | None:
-        results = self._team.run("cosine", timings=self._timings, **self._job)
-        return cosine_of([(x, y, z) for x, y, z in filter(None, results)])
+        return cosine_of([(x, y, z) for x, y, z in filter(None, self._run("cosine"))])
 
-    def _divide(self, merged: Merged) -> Merged:
-        """Send each rank its slice of the merged fragment, whose memory is then freed."""
-        plan = self._plan
-        self._team.run("divide", round=plan.round, fragment=plan.fragment, vector=merged.vector)
-        self._vector = None
-        return self._held(merged.digest)
+    def _read_mean(self, digests: Mapping[int, str], *, early: bool) -> list[dict[int, Chunks]]:
+        return [
+            {
+                int(shard): Chunks(first, bytes.fromhex(found))
+                for shard, (first, found) in read.items()
+            }
+            for read in self._run("read", digests=digests, early=early)
+        ]
 
-    def _held(self, digest: str) -> Merged:
+    def _reduce_here(self, commit: Commit) -> None:
+        super()._reduce_here(commit)
+        self._run("divide", vector=self.merged)
+        self._vector = None  # frees its memory
+
+    def _restore_norms(self) -> None:
+        if not self._is_mean:
+            self._run("norms")
+
+    def _result(self, digest: str = "") -> Merged:
         vector = self._team.work.merged(self._plan.round)
         return Merged(vector=vector, digest=digest, present=self._present)
+
+
+def _by_shard(digests: Mapping[str, str]) -> dict[int, str]:
+    """Return the digests of a job by shard: the keys of a JSON object are texts."""
+    return {int(shard): digest for shard, digest in digests.items()}
 
 
 def _uploaded(*, damage: str, **result: Any) -> UploadedPart:

@@ -23,6 +23,7 @@ from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings
 from diloco.ranks.collective_ops import Ranks
+from diloco.ranks.rank_round import RankRound
 from diloco.ranks.sliced_layout import SlicedLayout
 from diloco.training.checkpoint import Restored, Vectors
 from diloco.training.global_state import GlobalState
@@ -113,8 +114,9 @@ class RankState(GlobalState):
 class RankProgress(LocalProgress):
     """Global state, step counts and residuals of one rank.
 
-    ``opened`` has the contributions that are not applied yet, ``merged`` the slice of the merged
-    mean of each round, by round. The exchange uses both in its own thread.
+    ``opened`` has the contributions that are not applied yet, ``reductions`` this rank's part of
+    the reductions, with the slices of the merged means, both by round. The exchange uses them in
+    its own thread.
     """
 
     state: RankState
@@ -131,7 +133,7 @@ class RankProgress(LocalProgress):
         self.layout = layout
         self.state = RankState(layout, self.state.outer, ranks)
         self.opened: dict[int, InflightRound] = {}
-        self.merged: dict[int, Tensor] = {}
+        self.reductions: dict[int, RankRound] = {}
         self.held: dict[str, Tensor] = {}
         """This rank's slices of the residuals of a saved state, by their names in it."""
         self._ranks = ranks
@@ -177,7 +179,7 @@ class RankProgress(LocalProgress):
 
     def _forget(self, last: int) -> None:
         """Drop the vectors of rounds up to ``last``."""
-        for rounds in (self.opened, self.merged):
+        for rounds in (self.opened, self.reductions):
             for round in [round for round in list(rounds) if round <= last]:
                 del rounds[round]
 
@@ -279,7 +281,8 @@ class RankProgress(LocalProgress):
         received = _commit(commit)
         round, merged = received.round, None
         if present is not None:
-            merged = Merged(vector=self.merged.get(round, torch.empty(0)), present=present)
+            part = self.reductions.get(round)
+            merged = Merged(vector=part.merged if part else EMPTY, present=present)
         self._leader_sent = sent
         self.apply(received, merged, self.opened[round] if own else None, keep=keep)
 

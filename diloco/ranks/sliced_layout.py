@@ -91,8 +91,12 @@ class SlicedLayout(Layout):
 
     def slice_of(self, fragment: int) -> Span:
         """Return the elements of a fragment that this rank holds, relative to the fragment."""
-        own, first = self._slices[fragment][self._channel.rank], self.span(fragment).start
-        return Span(own.start - first, own.stop - first)
+        return self.slices_of(fragment)[self._channel.rank]
+
+    def slices_of(self, fragment: int) -> list[Span]:
+        """Return the elements of a fragment that each rank holds, relative to the fragment."""
+        first = self.span(fragment).start
+        return [Span(own.start - first, own.stop - first) for own in self._slices[fragment]]
 
     def held_position(self, fragment: int) -> int:
         return self._slices[fragment][self._channel.rank].start

@@ -60,6 +60,9 @@ class Channel:
     def gather(self, text: str) -> list[str]:
         return [str(self._of_root(text, root)) for root in range(self.size)]
 
+    def total(self, number: float) -> float:
+        return sum(map(float, self.gather(str(number))))
+
     def texts(self, text: str) -> list[str]:
         return self.gather(text)
 
@@ -72,11 +75,16 @@ class Channel:
         return value
 
 
+def three_links(size: int) -> tuple[Links, Links, Links]:
+    """Return the links of the three channels of :class:`RankChannels`."""
+    return Links(size), Links(size), Links(size)
+
+
 class RankChannels:
     """The channels of a rank; a test calls the training loops of all ranks itself."""
 
-    def __init__(self, links: tuple[Links, Links], rank: int) -> None:
-        self.channel, self.storage = (Channel(each, rank) for each in links)
+    def __init__(self, links: tuple[Links, Links, Links], rank: int) -> None:
+        self.channel, self.storage, self.exchange = (Channel(each, rank) for each in links)
 
     def announced(self, call: str, **arguments: Any) -> Any:
         return nullcontext()
@@ -99,7 +107,7 @@ class Ranks:
     def __init__(self, root: Path, size: int, settings: GroupSettings) -> None:
         self.store = LocalStore(root)
         self.works: list[StorageWork] = []
-        links = Links(size), Links(size)
+        links = three_links(size)
         channels = self.channels = [RankChannels(links, rank) for rank in range(size)]
         for each in map(_as_ranks, channels):
             layout = SlicedLayout(model(), each.channel, fragments=settings.num_fragments)

@@ -31,7 +31,14 @@ from diloco.training.replica_state import (
     load_replica_state,
 )
 from diloco.training.stored_objects import put_tensors
-from tests.diloco.ranks.rank_threads import ME, Channel, Links, RankChannels, Ranks
+from tests.diloco.ranks.rank_threads import (
+    ME,
+    Channel,
+    Links,
+    RankChannels,
+    Ranks,
+    three_links,
+)
 
 PART = 2**18
 RANKS = 3
@@ -302,7 +309,7 @@ def test_an_object_that_refuses_the_saved_state_ends_no_rank(
     trees: dict[str, Any], limits: tuple[int, int], error: str
 ) -> None:
     """As in a replica of one process, which goes on from the global weights."""
-    links = Links(2), Links(2)
+    links = three_links(2)
     counters = [Counter(limit) for limit in limits]
     inners = []
     for rank, counter in enumerate(counters):
@@ -328,7 +335,7 @@ def test_an_object_that_refuses_the_saved_state_ends_no_rank(
 
 
 def test_an_optimizer_that_refuses_the_saved_state_ends_no_rank() -> None:
-    links, inners = (Links(2), Links(2)), []
+    links, inners = three_links(2), []
     for rank in range(2):
         ranks: Any = RankChannels(links, rank)
         ranks.model = nn.Linear(2, 2)
