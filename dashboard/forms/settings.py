@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 
 from dashboard.forms.fields import StyledForm, style_inputs
-from diloco.trackers.opening import Destination, TrackerKind
+from diloco.trackers.opening import Destination, InvalidDestination, TrackerKind
 from runs.actions import budgets, prices, trackers, webhooks
 from runs.alerts.rules import KINDS
 from runs.models import Budget
@@ -129,12 +129,21 @@ class TrackerForm(StyledForm):
             )
         style_inputs(self)
 
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or {}
+        try:
+            self.destination()
+        except InvalidDestination as error:
+            if error.field not in self.errors:
+                self.add_error(error.field, error.message)
+        return values
+
     @property
     def secret_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in self.kind.secrets]
 
     def destination(self) -> Destination:
-        """Raises ``ValueError`` with what to enter."""
+        """Raises :class:`InvalidDestination` unless the form is valid."""
         values = self.cleaned_data
         return Destination(
             kind=self.kind.name,
