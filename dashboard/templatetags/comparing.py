@@ -41,8 +41,9 @@ def change(of: Measure, cell: Cell) -> str:
     sign = "+" if cell.change > 0 else "−"
     if of.unit == "percent":
         return f"{sign}{abs(cell.change) * 100:.1f} points"
-    has_share = cell.share is not None and abs(cell.share) < MOST_SHARE
-    share = f" ({sign}{formats.percent(abs(cell.share))})" if has_share else ""
+    share = ""
+    if cell.share is not None and abs(cell.share) < MOST_SHARE:
+        share = f" ({sign}{formats.percent(abs(cell.share))})"
     return f"{sign}{SHOW[of.unit](abs(cell.change))}{share}"
 
 
