@@ -78,8 +78,12 @@ KINDS = {
 
 
 class InvalidDestination(ValueError):
-    """A value of a destination is refused. ``field`` is ``server`` or ``project``; ``message`` says
-    what to enter, and the text of the exception begins with the label of the field."""
+    """A value of a destination is refused.
+
+    Attributes:
+        field: ``server`` or ``project``.
+        message: the reason and the expected value, without the label of the field.
+    """
 
     def __init__(self, field: str, message: str, *, label: str) -> None:
         super().__init__(f"{label}: {message}")
