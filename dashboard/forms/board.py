@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from django import forms
 from django.http import QueryDict
 
 from runs.actions.shared_rows import NAME_LENGTH
-from runs.queries.boards import AXES, MOST_PANELS, Panel
+from runs.queries.boards import AXES, MOST_PANELS, Panel, PanelProblem
 from runs.queries.search import LONGEST
 
 SPARE = 2
@@ -33,41 +34,68 @@ class BoardForm(forms.Form):
     shared = forms.BooleanField(required=False, label="Shared with all users")
 
 
-def panels_in(values: QueryDict) -> tuple[list[Panel], str]:
-    """The panels of the rows that have a metric, and what is wrong with the first invalid one."""
+@dataclass(frozen=True, kw_only=True)
+class PanelRow:
+    """A panel as it is in the form: ``smooth`` is the text that was sent."""
+
+    panel: Panel
+    smooth: str
+    problem: PanelProblem | None = None
+
+    @classmethod
+    def of(cls, panel: Panel) -> Self:
+        return cls(panel=panel, smooth=f"{panel.smooth:g}")
+
+    @classmethod
+    def sent(cls, metric: str, x: str, smooth: str, scale: str) -> Self:
+        try:
+            panel = Panel(metric=metric, x=x, smooth=float(smooth or 0), log=scale == "log")
+            problem = panel.problem()
+        except ValueError:
+            panel = Panel(metric=metric, x=x, log=scale == "log")
+            message = f"expected a number, found {smooth[:40]!r}"
+            problem = PanelProblem(field="smooth", message=message)
+        return cls(panel=panel, smooth=smooth, problem=problem)
+
+
+def panels_in(values: QueryDict) -> list[PanelRow]:
+    """The rows that have a metric."""
     columns = [
         values.getlist(name)[: MOST_PANELS + SPARE] for name in ("metric", "x", "smooth", "scale")
     ]
-    panels, problem = [], ""
-    for number, (metric, x, smooth, scale) in enumerate(zip(*columns, strict=False), start=1):
-        if not metric:
-            continue
-        try:
-            weight = float(smooth or 0)
-        except ValueError:
-            weight = -1.0
-        panel = Panel(metric=metric, x=x, smooth=weight, log=scale == "log")
-        panels.append(panel)
-        if panel.problem() and not problem:
-            problem = f"Panel {number}: {panel.problem()}"
-    return panels, problem
+    return [PanelRow.sent(*cells) for cells in zip(*columns, strict=False) if cells[0]]
 
 
-def panel_rows(panels: Sequence[Panel], metrics: dict[str, str]) -> list[dict[str, Any]]:
+def panel_rows(rows: Sequence[PanelRow], metrics: dict[str, str]) -> list[dict[str, Any]]:
     """Rows of the form: the panels, and empty rows for more."""
-    spare = [None] * min(SPARE, MOST_PANELS - len(panels))
-    offered = metrics | {panel.metric: metrics.get(panel.metric, panel.metric) for panel in panels}
+    spare = [None] * min(SPARE, MOST_PANELS - len(rows))
+    used = [row.panel.metric for row in rows]
+    offered = metrics | {name: metrics.get(name, name) for name in used}
     return [
         {
             "number": number,
-            "panel": panel,
+            "panel": row and row.panel,
+            "smooth": row.smooth if row else "0",
             "metrics": [
-                (name, label, panel is not None and name == panel.metric)
+                (name, label, row is not None and name == row.panel.metric)
                 for name, label in offered.items()
             ],
             "axes": [
-                (name, label, panel is not None and name == panel.x) for name, label in AXES.items()
+                (name, label, row is not None and name == row.panel.x)
+                for name, label in AXES.items()
             ],
+            "at": {name: _errors(number, name, row) for name in ("metric", "x", "smooth")},
         }
-        for number, panel in enumerate([*panels, *spare], start=1)
+        for number, row in enumerate([*rows, *spare], start=1)
     ]
+
+
+def errors_of(name: str, *messages: str) -> dict[str, Any]:
+    """What ``partials/errors.html`` needs of a part of the form that is no field of Django."""
+    return {"auto_id": name, "html_name": name, "errors": messages}
+
+
+def _errors(number: int, name: str, row: PanelRow | None) -> dict[str, Any]:
+    problem = row.problem if row else None
+    messages = [problem.message] if problem and problem.field == name else []
+    return errors_of(f"panels.{number - 1}.{name}", *messages)

@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 
 from dashboard.forms.fields import StyledForm, style_inputs
-from diloco.trackers.opening import Destination, TrackerKind
+from diloco.trackers.opening import Destination, InvalidDestination, TrackerKind
 from runs.actions import budgets, prices, trackers, webhooks
 from runs.alerts.rules import KINDS
 from runs.models import Budget
@@ -37,13 +37,14 @@ class WebhookForm(StyledForm):
         required=False,
         max_length=webhooks.SECRET_LENGTH,
         widget=forms.PasswordInput(attrs=PRIVATE),
-        help_text="whsec_ and 24 to 64 bytes in base64. Leave empty to keep the current one; for a "
-        "new webhook one is generated and shown once.",
+        help_text="whsec_ and 24 to 64 bytes in base64.",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["kinds"].widget.attrs.pop("class", None)
+        kept = "keep the current one" if self.initial else "generate one, which is shown once"
+        self.fields["secret"].help_text += f" Leave empty to {kept}."
 
 
 class BudgetForm(StyledForm):
@@ -68,7 +69,7 @@ class BudgetForm(StyledForm):
         min_value=1,
         max_value=100,
         initial=round(100 * budgets.DEFAULT_WARN),
-        help_text="An alert and a banner on the runs; launches stop at 100 %.",
+        help_text="An alert and a banner on the runs; launches stop at 100%.",
     )
 
     def values(self) -> dict[str, Any]:
@@ -88,16 +89,19 @@ class HardwarePriceForm(StyledForm):
 
 class TrafficPriceForm(StyledForm):
     upload_usd_gb = forms.FloatField(
-        label="Upload, a GB", min_value=0, max_value=prices.MOST_USD, help_text="Replica to bucket."
+        label="Upload per GB",
+        min_value=0,
+        max_value=prices.MOST_USD,
+        help_text="Replica to bucket.",
     )
     download_usd_gb = forms.FloatField(
-        label="Download, a GB",
+        label="Download per GB",
         min_value=0,
         max_value=prices.MOST_USD,
         help_text="Bucket to replica.",
     )
     requests_usd_million = forms.FloatField(
-        label="A million requests", min_value=0, max_value=prices.MOST_USD
+        label="Per million requests", min_value=0, max_value=prices.MOST_USD
     )
 
 
@@ -125,16 +129,27 @@ class TrackerForm(StyledForm):
                 required=False,
                 max_length=1000,
                 widget=forms.PasswordInput(attrs=PRIVATE),
-                help_text="Leave empty to keep the current one, for the same address only.",
+                help_text="Leave empty to keep the current one, for the same address only."
+                if self.initial
+                else "Stored encrypted, and never shown again.",
             )
         style_inputs(self)
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or {}
+        try:
+            self.destination()
+        except InvalidDestination as error:
+            if error.field not in self.errors:
+                self.add_error(error.field, error.message)
+        return values
 
     @property
     def secret_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in self.kind.secrets]
 
     def destination(self) -> Destination:
-        """Raises ``ValueError`` with what to enter."""
+        """Raises :class:`InvalidDestination` unless the form is valid."""
         values = self.cleaned_data
         return Destination(
             kind=self.kind.name,

@@ -22,6 +22,10 @@ SHOW = {
 }
 
 
+MOST_SHARE = 10.0
+"""A larger change is shown without its percentage, which has too many digits to be read."""
+
+
 @register.simple_tag
 def measure(of: Measure, value: float | None) -> str:
     return SHOW[of.unit](value)
@@ -29,7 +33,7 @@ def measure(of: Measure, value: float | None) -> str:
 
 @register.simple_tag
 def change(of: Measure, cell: Cell) -> str:
-    """``−0.120 (−4.1%)``; for a percentage ``+3 points``."""
+    """``−0.120 (−4.1%)``, without a large percentage; for a percentage ``+3 points``."""
     if cell.change is None:
         return ""
     if not cell.change:
@@ -37,7 +41,9 @@ def change(of: Measure, cell: Cell) -> str:
     sign = "+" if cell.change > 0 else "−"
     if of.unit == "percent":
         return f"{sign}{abs(cell.change) * 100:.1f} points"
-    share = f" ({sign}{formats.percent(abs(cell.share))})" if cell.share is not None else ""
+    share = ""
+    if cell.share is not None and abs(cell.share) < MOST_SHARE:
+        share = f" ({sign}{formats.percent(abs(cell.share))})"
     return f"{sign}{SHOW[of.unit](abs(cell.change))}{share}"
 
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard.forms.board import BoardForm, panel_rows, panels_in
+from dashboard.forms.board import BoardForm, PanelRow, errors_of, panel_rows, panels_in
 from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
 from dashboard.views.compare import tables
@@ -89,7 +89,7 @@ def new(request: HttpRequest) -> HttpResponse:
         request,
         BoardForm(initial={"query": asked.get("query", "")}),
         runs=_runs(user, ids[:MOST]),
-        panels=panels,
+        rows=[PanelRow.of(panel) for panel in panels],
     )
 
 
@@ -106,7 +106,7 @@ def edit(request: HttpRequest, board_id: int) -> HttpResponse:
         request,
         BoardForm(initial=initial),
         runs=queries.runs_of(found, request.user) if found.runs else [],
-        panels=queries.panels_of(found),
+        rows=[PanelRow.of(panel) for panel in queries.panels_of(found)],
         board=found,
     )
 
@@ -138,21 +138,24 @@ def _runs(user: User, ids: list[str]) -> list[Run]:
 def _save(request: HttpRequest, board: Board | None) -> HttpResponse:
     user, form = reader(request), BoardForm(request.POST)
     ids = request.POST.getlist("runs")
-    panels, problem = panels_in(request.POST)
-    if problem:
-        form.add_error(None, problem)
-    if form.is_valid():
+    rows = panels_in(request.POST)
+    refused: dict[str, str] = {}
+    if form.is_valid() and not any(row.problem for row in rows):
+        panels = [row.panel for row in rows]
         try:
             saved = actions.save(user, runs=ids, panels=panels, board=board, **form.cleaned_data)
         except InvalidRun as error:
-            form.add_error(error.field if error.field in form.fields else None, error.message)
+            if error.field in ("runs", "panels"):
+                refused[error.field] = error.message
+            else:
+                form.add_error(error.field if error.field in form.fields else None, error.message)
         except ActionRefused as error:
             form.add_error("name", str(error))
         else:
             messages.success(request, f"Board {saved.name} saved.")
             return redirect("board", board_id=saved.pk)
     runs = _runs(user, ids[:MOST])
-    return _form(request, form, runs=runs, panels=panels, board=board, status=422)
+    return _form(request, form, runs=runs, rows=rows, board=board, refused=refused)
 
 
 def _form(
@@ -160,17 +163,23 @@ def _form(
     form: BoardForm,
     *,
     runs: list[Run],
-    panels: list[Panel],
+    rows: list[PanelRow],
     board: Board | None = None,
-    status: int = 200,
+    refused: dict[str, str] | None = None,
 ) -> HttpResponse:
+    """The form; with ``refused``, messages by part of it, the answer to one that was not saved."""
     shown = runs or (queries.runs_of(board, request.user) if board else [])
     context = {
         "form": form,
         "runs": [selectors.run_header(run) for run in runs],
-        "panels": panel_rows(panels[: queries.MOST_PANELS], queries.metrics_offered(shown)),
+        "panels": panel_rows(rows, queries.metrics_offered(shown)),
+        "at": {
+            name: errors_of(name, *filter(None, [(refused or {}).get(name)]))
+            for name in ("runs", "panels")
+        },
         "board": board,
         "can_share": can_share(request.user),
         "most_smooth": queries.MOST_SMOOTH,
     }
+    status = 200 if refused is None else 422
     return render(request, "boards/edit.html", context, status=status)

@@ -172,10 +172,11 @@ def settings_sections(run: Run) -> list[dict[str, Any]]:
 def settings_row(spec: SettingSpec, value: Any) -> dict[str, Any]:
     """One setting as text. A value of 0 is shown as its meaning, without a unit."""
     zero_text = spec.zero if value == 0 else ""
+    unit = spec.unit.removesuffix("s") if value == 1 and len(spec.unit) > 1 else spec.unit
     return {
         "spec": spec,
         "shown": zero_text or exact(value),
-        "unit": "" if zero_text else spec.unit,
+        "unit": "" if zero_text else unit,
         "default": (spec.zero if spec.default == 0 else "") or exact(spec.default),
         "is_default": value == spec.default,
     }

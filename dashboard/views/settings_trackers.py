@@ -10,9 +10,10 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.forms.settings import TrackerForm
-from dashboard.views.settings_access import administrator
+from dashboard.views.settings_access import add_problem, administrator
 from diloco.trackers.opening import KINDS
 from runs.actions import trackers as actions
+from runs.exceptions import InvalidRun
 from runs.models import ExperimentTracker
 from runs.queries import trackers as queries
 
@@ -78,8 +79,8 @@ def _save(
                 tracker=changed,
                 enabled=form.cleaned_data["enabled"],
             )
-        except ValueError as error:
-            form.add_error(None, str(error))
+        except InvalidRun as error:
+            add_problem(form, error)
         else:
             messages.success(request, f"Tracker {saved} saved.")
             return redirect("settings-trackers")

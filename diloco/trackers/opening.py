@@ -77,9 +77,24 @@ KINDS = {
 }
 
 
+class InvalidDestination(ValueError):
+    """A value of a destination is refused.
+
+    Attributes:
+        field: ``server`` or ``project``.
+        message: the reason and the expected value, without the label of the field.
+    """
+
+    def __init__(self, field: str, message: str, *, label: str) -> None:
+        super().__init__(f"{label}: {message}")
+        self.field = field
+        self.message = message
+
+
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where a run is mirrored to. Raises ``ValueError`` with what to enter."""
+    """Where a run is mirrored to. Raises :class:`InvalidDestination`, and ``ValueError`` for an
+    unknown kind."""
 
     kind: str
     server: str = ""
@@ -90,23 +105,33 @@ class Destination:
         if kind is None:
             raise ValueError(f"expected a kind of {', '.join(KINDS)}, found {self.kind!r}")
         server = self.server or kind.default_server
-        for label, value in ((kind.server, server), (kind.project, self.project)):
+        for name, label, value in (
+            ("server", kind.server, server),
+            ("project", kind.project, self.project),
+        ):
             if label and not value.strip():
-                raise ValueError(f"{label}: enter a value; {kind.label} needs it")
+                message = f"enter a value; {kind.label} needs it"
+                raise InvalidDestination(name, message, label=label)
             if not label and value:
-                raise ValueError(f"{kind.label} has no such field, found {value[:80]!r}")
+                message = f"{kind.label} has no such field, found {value[:80]!r}"
+                raise InvalidDestination(name, message, label=name)
         if kind.name == "tensorboard" and not Path(self.server).is_absolute():
-            raise ValueError(
-                f"{kind.server}: expected an absolute path, found {self.server[:80]!r}"
-            )
-        parts = urlsplit(server)
+            raise self._refused(f"expected an absolute path, found {self.server[:80]!r}")
+        try:
+            parts = urlsplit(server)
+        except ValueError as error:  # such as http://[
+            raise self._refused(f"{error}, found {self.server[:80]!r}") from None
         if self.has_address and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError(
-                f"{kind.server}: expected an address such as https://tracker.example.com, found "
+            raise self._refused(
+                "expected an address such as https://tracker.example.com, found "
                 f"{self.server[:80]!r}"
             )
         if parts.username or parts.password or parts.query:
-            raise ValueError(f"{kind.server}: expected an address without secrets")
+            raise self._refused("expected an address without secrets")
+
+    def _refused(self, message: str) -> InvalidDestination:
+        """The error of the server's address or folder."""
+        return InvalidDestination("server", message, label=KINDS[self.kind].server)
 
     @property
     def has_address(self) -> bool:

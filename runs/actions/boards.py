@@ -95,5 +95,5 @@ def _checked_panels(panels: Sequence[Panel]) -> list[dict[str, object]]:
         raise InvalidRun("panels", f"expected at most {MOST_PANELS} panels, found {len(panels)}")
     for number, panel in enumerate(panels):
         if problem := panel.problem():
-            raise InvalidRun(f"panels.{number}", problem)
+            raise InvalidRun(f"panels.{number}.{problem.field}", problem.message)
     return [asdict(panel) for panel in panels]

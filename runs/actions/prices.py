@@ -17,7 +17,7 @@ from runs.exceptions import ActionRefused
 from runs.models import PriceOverride, TrafficPrice
 
 SCHEMES = {
-    "s3": "S3, and stores that speak its protocol",
+    "s3": "S3 and S3-compatible stores",
     "gs": "Google Cloud Storage",
     "az": "Azure Blob Storage",
     "hf": "Hugging Face repositories",

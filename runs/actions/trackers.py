@@ -16,7 +16,7 @@ from runs import audit, outbound
 from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.credentials.tracker_addresses import ADDRESS, move_address
 from runs.credentials.vault import DecryptionError, seal, unseal
-from runs.exceptions import ActionRefused
+from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import ExperimentTracker, Run, RunMirror
 from runs.task_queue import enqueue
 from runs.trackers.mirror import destination_of
@@ -37,16 +37,20 @@ def save_tracker(
     """Create a tracker, or change ``tracker``.
 
     An empty secret keeps the stored one, unless the address changes: no stored secret is sent to
-    another address. Raises ``ValueError`` with what to enter.
+    another address. Raises :class:`InvalidRun` with the field (``name``, ``server``, or the name of
+    a secret) and what to enter.
     """
     name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH:
-        raise ValueError(f"Name: enter 1 to {NAME_LENGTH} characters, found {len(name)}")
+        raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
     kind = KINDS[destination.kind]
     if unknown := sorted(set(secrets) - set(kind.secrets)):
-        raise ValueError(f"{kind.label} uses no {unknown[0]}")
+        raise InvalidRun("", f"{kind.label} uses no {unknown[0]}")
     if destination.has_address:
-        outbound.check_url(destination.address)
+        try:
+            outbound.check_url(destination.address)
+        except ValueError as error:
+            raise InvalidRun("server", str(error)) from None
     row = tracker or ExperimentTracker(created_by=actor, created_at=timezone.now())
     entered = {key: value.strip() for key, value in secrets.items() if value.strip()}
     values = _kept_secrets(row, destination, has_new=bool(entered)) | entered
@@ -66,25 +70,26 @@ def save_tracker(
                 detail=f"{kind.label} {row.server} {row.project}".strip(),
             )
     except AlreadyUsed:
-        raise ValueError(f"Name: enter another one; a tracker is already named {name}") from None
+        raise InvalidRun("name", f"expected an unused name, found {name!r}") from None
     except DeletedMeanwhile:
-        raise ValueError(f"{name} has been deleted meanwhile") from None
+        raise InvalidRun("", f"{name} has been deleted meanwhile") from None
     return row
 
 
 def _kept_secrets(
     row: ExperimentTracker, destination: Destination, *, has_new: bool
 ) -> dict[str, str]:
-    """The stored secrets that the tracker keeps. Raises ``ValueError`` if its address changes and
-    no secret was entered for it."""
+    """The stored secrets that the tracker keeps. Raises :class:`InvalidRun` if its address changes
+    and no secret was entered for it."""
     if not row.sealed:
         return {}
+    first = next(iter(KINDS[destination.kind].secrets), "")
     try:
         stored = unseal(row.sealed, name=f"tracker {row.name}")
     except DecryptionError as error:
         if has_new:
             return {}
-        raise ValueError(f"{error} Or enter the secrets again") from None
+        raise InvalidRun(first, f"{error} Or enter the secrets again") from None
     stored.pop(ADDRESS, None)
     try:
         move_address(row)
@@ -93,10 +98,10 @@ def _kept_secrets(
         before = None
     if before != destination.address:
         if not has_new:
-            raise ValueError(
-                f"{KINDS[destination.kind].server}: the address has changed, so enter "
-                f"{' and '.join(sorted(stored))} again, or add a tracker for the new address. A "
-                "stored secret is never sent to another address"
+            raise InvalidRun(
+                min(stored, default=first),
+                f"the address has changed, so enter {' and '.join(sorted(stored))} again, or add a "
+                "tracker for the new address. A stored secret is never sent to another address",
             )
         return {}
     return {key: stored[key] for key in KINDS[destination.kind].secrets if key in stored}

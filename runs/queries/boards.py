@@ -32,6 +32,14 @@ def is_metric(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PanelProblem:
+    """Why a field of a panel, ``metric``, ``x`` or ``smooth``, cannot be drawn."""
+
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """A chart of a board: a metric by ``x``, one of :data:`AXES`. ``smooth`` is the weight of the
     moving average, 0 to :data:`MOST_SMOOTH`; ``log``: the vertical axis is logarithmic."""
@@ -41,16 +49,19 @@ class Panel:
     smooth: float = 0.0
     log: bool = False
 
-    def problem(self) -> str:
-        """Why the panel cannot be drawn; '' if it can."""
+    def problem(self) -> PanelProblem | None:
+        """The field that cannot be drawn; None if all can."""
         if not is_metric(self.metric):
             known = ", ".join((*METRICS, f"{PREFIX}<plan>-<metric>"))
-            return f"expected a metric of {known}, found {self.metric[:METRIC_LENGTH]!r}"
+            message = f"expected a metric of {known}, found {self.metric[:METRIC_LENGTH]!r}"
+            return PanelProblem(field="metric", message=message)
         if self.x not in AXES:
-            return f"expected an axis of {', '.join(AXES)}, found {self.x[:40]!r}"
+            message = f"expected an axis of {', '.join(AXES)}, found {self.x[:40]!r}"
+            return PanelProblem(field="x", message=message)
         if not 0 <= self.smooth <= MOST_SMOOTH:
-            return f"expected smoothing from 0 to {MOST_SMOOTH}, found {self.smooth}"
-        return ""
+            message = f"expected a number from 0 to {MOST_SMOOTH}, found {self.smooth}"
+            return PanelProblem(field="smooth", message=message)
+        return None
 
     @classmethod
     def of(cls, stored: Any) -> Self:

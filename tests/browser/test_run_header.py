@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -34,6 +35,13 @@ def test_first_chart_is_near_the_top(window: Window, site: Site) -> None:
     expect(page.locator(".run-bar").get_by_role("link", name="Runs")).to_have_count(1)
 
 
+def covers_nothing(page: Page, parts: str) -> bool:
+    """Whether the parts of a page, from top to bottom, end before the next row of them begins."""
+    boxes = [part.bounding_box() for part in page.locator(parts).filter(visible=True).all()]
+    rows = sorted((b["y"], b["y"] + b["height"]) for b in boxes if b is not None)
+    return all(b <= c or a == c for (a, b), (c, _) in itertools.pairwise(rows))
+
+
 def test_header_of_a_long_name_is_one_line(window: Window, site: Site) -> None:
     long = "'" + "A run with a very long name " * 3 + "', state='degraded'"
     run = site.seed(f"name={long}, reason='live 3 < target 4: ' + 'replica 3 is lost, ' * 9")
@@ -44,6 +52,7 @@ def test_header_of_a_long_name_is_one_line(window: Window, site: Site) -> None:
             page.reload()
         expect(page.locator(".conn")).to_have_attribute("data-state", "live")
         assert overflow(page) <= 0
+        assert covers_nothing(page, ".panels > *"), width
         if width > 1023:
             eventually(page, lambda: box(page, ".run-bar")["height"], lambda pixels: pixels == 44)
         window.shoot(page, f"run-header-{width}", full=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 from django.test import Client
@@ -36,6 +38,12 @@ def make_runs(owner: Any, count: int, *, committed: int = 1, **options: Any) -> 
 def messages_of(response: Any) -> str:
     """The messages of a page."""
     return " ".join(str(m) for m in response.context["messages"])
+
+
+def errors_at(page: str, field: str) -> str:
+    """The errors below a field of a form, as the page has them."""
+    found = re.search(rf'data-errors-for="{re.escape(field)}">(.*?)</ul>', page, re.DOTALL)
+    return html.unescape(found[1]) if found else ""
 
 
 def pool_fields(**changes: str) -> dict[str, str]:

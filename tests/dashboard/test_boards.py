@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from runs.exceptions import ActionRefused
 from runs.models import Board, Run
 from runs.queries import boards as queries
 from tests.browser import seed
-from tests.dashboard.page_harness import client_for, make_runs
+from tests.dashboard.page_harness import client_for, errors_at, make_runs
 
 pytestmark = pytest.mark.django_db
 PANEL = {"metric": "eval_loss", "x": "tokens", "smooth": "0", "scale": "linear"}
@@ -86,28 +87,33 @@ def test_the_form_saves_chosen_runs_and_panels(client: Client, operator_user: An
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "field", "why"),
     [
-        ({"name": ""}, "This field is required"),
-        ({"name": "live"}, "expected a name that none of your boards has"),
-        ({"query": ""}, "expected either a query or runs, found neither"),
-        ({"query": "stat:x"}, "expected one of state"),
-        ({"query": "a" * 501}, "at most 500 characters"),
-        ({"runs": ["x"]}, "expected the id of a run, found &#x27;x&#x27;"),
-        ({"metric": ["nothing"]}, "Panel 1: expected a metric of eval_loss, loss"),
-        ({"x": ["colour"]}, "Panel 1: expected an axis of tokens"),
-        ({"smooth": ["much"]}, "Panel 1: expected smoothing from 0 to 0.98"),
-        ({"smooth": ["nan"]}, "Panel 1: expected smoothing from 0 to 0.98"),
+        ({"name": ""}, "name", "This field is required"),
+        ({"name": "live"}, "name", "expected a name that none of your boards has"),
+        ({"query": ""}, "query", "expected either a query or runs, found neither"),
+        ({"query": "stat:x"}, "query", "expected one of state"),
+        ({"query": "a" * 501}, "query", "at most 500 characters"),
+        ({"runs": ["x"]}, "runs", "expected the id of a run, found 'x'"),
+        ({"metric": ["", "nothing"]}, "panels.0.metric", "expected a metric of eval_loss, loss"),
+        ({"x": ["colour"]}, "panels.0.x", "expected an axis of tokens"),
+        ({"smooth": ["much"]}, "panels.0.smooth", "expected a number, found 'much'"),
+        ({"smooth": ["1"]}, "panels.0.smooth", "expected a number from 0 to 0.98, found 1.0"),
+        ({"smooth": ["nan"]}, "panels.0.smooth", "expected a number from 0 to 0.98, found nan"),
     ],
 )
 def test_a_wrong_form_keeps_its_values(
-    client: Client, board: Board, change: dict[str, Any], why: str
+    client: Client, board: Board, change: dict[str, Any], field: str, why: str
 ) -> None:
-    sent = {"name": "Other", "query": "is:ended"} | {key: [value] for key, value in PANEL.items()}
+    panels = {key: [value, value] for key, value in PANEL.items()}
+    sent = {"name": "Other", "query": "is:ended"} | panels
     response = client.post("/boards/new", sent | change)
     html = response.content.decode()
     assert response.status_code == 422
-    assert why in html
+    assert why in errors_at(html, field)
+    assert 'role="alert"' not in html
+    assert re.search(rf'aria-describedby="[^"]*{field}_error"', html) or field == "runs"
+    assert all(f'value="{text}"' in html for text in change.get("smooth", []))
     if "query" not in change:
         assert 'value="is:ended"' in html
     assert Board.objects.count() == 1
@@ -118,7 +124,7 @@ def test_sizes_are_limited(
 ) -> None:
     many = {key: [value] * 13 for key, value in PANEL.items()}
     response = client.post("/boards/new", {"name": "Many", "query": "is:ended"} | many)
-    assert "expected at most 12 panels, found 13" in response.content.decode()
+    assert "expected at most 12 panels, found 13" in errors_at(response.content.decode(), "panels")
     ids = [str(run.pk) for run in make_runs(operator_user, 21)]
     answer = call(client, "post", "/boards", {"name": "Many", "runs": ids})
     assert answer.status_code == 422

@@ -11,8 +11,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from dashboard.templatetags.comparing import change
 from runs.models import Run
-from runs.queries.comparison import MOST
+from runs.queries.comparison import MOST, Cell, Measure
 from tests.browser import seed
 from tests.browser.seed_prices import unpriced
 from tests.dashboard.page_harness import client_for, make_runs
@@ -39,7 +40,15 @@ def test_a_single_run_is_its_own_baseline(client: Client, operator_user: Any) ->
     (run,) = make_runs(operator_user, 1)
     page = client.get("/compare", {"ids": ids(run)}).content.decode()
     assert "A comparison needs two runs" in page
-    assert "There is only one run." in page
+    assert "There is only one run." in page and "It is still running" in page
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0614, "+1.500 (+6.1%)"), (9.99, "+1.500 (+999%)"), (14030.0, "+1.500")]
+)
+def test_a_change_of_many_times_the_value_has_no_percentage(share: float, text: str) -> None:
+    measure = Measure(name="cost_usd", label="Cost", unit="loss")
+    assert change(measure, Cell(value=2.0, change=1.5, share=share)) == text
 
 
 def test_the_first_run_is_the_default_baseline(client: Client, operator_user: Any) -> None:

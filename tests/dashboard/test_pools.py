@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from runs.models import (
     Run,
 )
 from tests.browser import seed, seed_fleet
-from tests.dashboard.page_harness import pool_fields
+from tests.dashboard.page_harness import errors_at, pool_fields
 from tests.dashboard.stub_backend import Stub, stubbed
 
 pytestmark = pytest.mark.django_db
@@ -111,10 +110,7 @@ def test_pool_errors_are_shown_at_their_field(
 ) -> None:
     response = client.post(url("pool-add", run), pool_fields(**change))
     assert response.status_code == 422
-    page = response.content.decode()
-    result = re.search(rf'data-errors-for="pools\.0\.{field}">(.*?)</ul>', page, re.DOTALL)
-    assert result is not None
-    assert text in result[1]
+    assert text in errors_at(response.content.decode(), f"pools.0.{field}")
     assert run.pools.count() == 5
 
 

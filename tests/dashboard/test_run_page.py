@@ -43,7 +43,7 @@ def test_settings_are_values_and_never_inputs(client: Client, run: Run) -> None:
 
 
 def test_settings_show_the_meaning_of_zero_and_changes(client: Client, run: Run) -> None:
-    chosen = {"max_tokens": 0, "grad_clip": 0.0, "sync_every": 90, "outer_lr": 0.7}
+    chosen = {"max_tokens": 0, "grad_clip": 0.0, "sync_every": 90, "outer_lr": 0.7, "min_quorum": 1}
     Run.objects.update(group_settings={**run.group_settings, **chosen})
     text = page(client, run, "?tab=settings")
     facts = dict(re.findall(r"<dt title[^>]*>([^<]+)</dt><dd>(.*?)</dd>", text))
@@ -51,6 +51,7 @@ def test_settings_show_the_meaning_of_zero_and_changes(client: Client, run: Run)
     assert facts["Gradient clip"] == '<b title="The default is 1.">none</b>'
     assert facts["Local steps (H)"].startswith('<b title="The default is 50.">90</b> ')
     assert facts["Outer learning rate"] == "0.7"
+    assert re.search(r">1(</b>)? <span class=\"muted\">replica<", f">{facts['Minimum quorum']}")
 
 
 @pytest.mark.parametrize("tab", ["overview", "rounds", "logs", "nonsense", ""])

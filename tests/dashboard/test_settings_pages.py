@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from runs.models import (
     Budget,
@@ -19,7 +20,7 @@ from runs.models import (
     WebhookDelivery,
 )
 from tests.browser import seed, seed_fleet
-from tests.dashboard.page_harness import messages_of
+from tests.dashboard.page_harness import errors_at, messages_of
 
 pytestmark = pytest.mark.django_db
 
@@ -244,7 +245,8 @@ def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> N
     response = client.post(new, values | {"MLFLOW_TRACKING_TOKEN": "t-123"})
     assert response.status_code == 422
     page = response.content.decode()
-    assert "expected an address such as" in page and 'value="islands"' in page
+    assert "expected an address such as" in errors_at(page, "server")
+    assert 'value="mlflow.example"' in page and 'value="islands"' in page
     assert "t-123" not in page
     values["server"] = "https://mlflow.example"
     assert client.post(new, values | {"MLFLOW_TRACKING_TOKEN": "t-123"}).status_code == 302
@@ -255,13 +257,43 @@ def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> N
     moved = values | {"server": "https://elsewhere.example"}
     response = client.post(place, moved)
     assert response.status_code == 422
-    assert "enter MLFLOW_TRACKING_TOKEN again" in response.content.decode()
+    page = response.content.decode()
+    assert "enter MLFLOW_TRACKING_TOKEN again" in errors_at(page, "MLFLOW_TRACKING_TOKEN")
+    assert 'value="https://elsewhere.example"' in page
     del values["enabled"]
     assert client.post(place, values).status_code == 302
     assert "off" in client.get(reverse("settings-trackers")).content.decode()
     client.post(reverse("tracker-delete", args=[tracker.pk]))
     assert not ExperimentTracker.objects.exists()
     assert client.get(reverse("tracker-new", args=["neptune"])).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "field", "message"),
+    [
+        ("mlflow", {"server": "http://["}, "server", "Invalid IPv6 URL"),
+        ("mlflow", {"server": "http://a:99999"}, "server", "Port out of range"),
+        ("mlflow", {"server": "https://u:p@a.example"}, "server", "an address without secrets"),
+        ("mlflow", {"server": "https://10.0.0.1"}, "server", "expected a public address"),
+        ("mlflow", {"server": ""}, "server", "enter a value"),
+        ("mlflow", {"server": "x" * 501}, "server", "at most 500 characters"),
+        ("mlflow", {"project": " "}, "project", "enter a value"),
+        ("mlflow", {"name": "taken"}, "name", "expected an unused name, found"),
+        ("tensorboard", {"server": "logs"}, "server", "expected an absolute path"),
+    ],
+)
+def test_a_refused_value_of_a_tracker_is_shown_at_its_field(
+    client: Client, admin: Any, settings: Any, kind: str, changed: dict[str, str], field: str,
+    message: str,
+) -> None:  # fmt: skip
+    settings.ALLOWED_ADDRESSES = []
+    ExperimentTracker.objects.create(name="taken", kind="mlflow", created_at=timezone.now())
+    values = {"name": "new", "server": "https://1.1.1.1", "project": "islands"} | changed
+    response = client.post(reverse("tracker-new", args=[kind]), values)
+    page = response.content.decode()
+    assert response.status_code == 422
+    assert message in errors_at(page, field)
+    assert f'aria-describedby="id_{field}_' in page and 'role="alert"' not in page
 
 
 def test_a_run_is_mirrored_from_its_settings_tab(client: Client, admin: Any) -> None:

@@ -73,6 +73,7 @@ def test_unknown_costs_are_shown_as_unknown(viewer: Client, run: Run) -> None:
     only = text_of(page(viewer, "?owner=oscar"))
     assert "Spent unknown" in only
     assert "No job with a known price ran in this period" in only
+    assert '<details class="day-table fold" open>' in page(viewer, "?owner=oscar")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,7 @@ def test_nothing_spent(viewer: Client) -> None:
     html = page(viewer)
     assert "Nothing was spent in this period" in html
     assert "$0.00" in html
+    assert '<details class="day-table fold">' in html
 
 
 def test_text_of_others_is_escaped(viewer: Client, run: Run) -> None:

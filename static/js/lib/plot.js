@@ -2,6 +2,10 @@
 
 import { cssColor, token } from "./dom.js";
 
+/** The width of a vertical axis, which fits its texts. */
+const fitting = (_plot, texts) =>
+  Math.max(50, ...(texts ?? []).map((text) => 12 + 6.4 * (text?.length ?? 0)));
+
 /** Common plot options: frame size and page colours; `x` and `y` configure the axes. */
 export function look(place, x, y, more) {
   const font = `11px ${token("--font")}`;
@@ -22,7 +26,7 @@ export function look(place, x, y, more) {
     height: place.clientHeight || 200,
     padding: [8, 18, 0, 0], // half of the last label of the axis
     legend: { show: false },
-    axes: [horizontal, ...[y].flat().map((one) => ({ ...axis, size: 50, ...one }))],
+    axes: [horizontal, ...[y].flat().map((one) => ({ ...axis, size: fitting, ...one }))],
     ...more,
   };
 }
