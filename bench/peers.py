@@ -5,7 +5,9 @@ Both train the demo model with AdamW on the standard library's source, each repl
 libp2p. *mean* is the same rule here, through a folder: outer learning rate 1, no momentum; *DiLoCo*
 is the default rule. *exact mean* is the rule without any library, both replicas in one process;
 *perturbed* is *exact mean* from initial weights that are larger by a millionth, which shows how far
-runs of one seed drift apart; *alone* is *exact mean* without an average.
+runs of one seed drift apart; *alone* is *exact mean* without an average. hivemind's peers count
+their samples together by estimates, so that their steps vary from run to run: *same steps* is
+*exact mean* with the mean number of steps that hivemind's two peers took with the seed.
 
 A row for each seed: held-out loss of the final weights, and steps, of both replicas (peers go on
 training while they look for each other); averagings of both together; for each averaging the
@@ -300,9 +302,14 @@ def main() -> None:
             measure = reference if system in REFERENCES else compare
             outcomes[system].append(measure(system, seed=seed, **sizes))
             print(outcomes[system][-1].row(system), flush=True)
+        if "hivemind" in systems:
+            every = round(statistics.fmean(outcomes["hivemind"][-1].steps) / given.rounds)
+            same = reference("same steps", rounds=given.rounds, every=every, seed=seed)
+            outcomes.setdefault("same steps", []).append(same)
+            print(same.row("same steps"), flush=True)
     print(f"\n{given.seeds} seeds\n{SUMMARY}")
-    for system in systems:
-        print(summary(system, outcomes[system]))
+    for system, measured in outcomes.items():
+        print(summary(system, measured))
 
 
 if __name__ == "__main__":
