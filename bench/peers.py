@@ -3,15 +3,19 @@
 Both train the demo model with AdamW on the standard library's source, each replica on its half.
 *hivemind* averages the weights of its peers (``hivemind.Optimizer`` with local updates) over
 libp2p. *mean* is the same rule here, through a folder: outer learning rate 1, no momentum; *DiLoCo*
-is the default rule. *exact mean* is the rule without any library, both replicas in one process, and
-*alone* the same without an average.
+is the default rule. *exact mean* is the rule without any library, both replicas in one process;
+*perturbed* is *exact mean* from initial weights that are larger by a millionth, which shows how far
+runs of one seed drift apart; *alone* is *exact mean* without an average. hivemind's peers count
+their samples together by estimates, so that their steps vary from run to run: *same steps* is
+*exact mean* with the mean number of steps that hivemind's two peers took with the seed.
 
-Columns: held-out loss of the final weights, and steps, of both replicas (peers go on training while
-they look for each other); averagings of both together; for each averaging the seconds by which
-steps were longer than their median, and the CPU seconds of all processes of a replica beyond the
-median step.
+A row for each seed: held-out loss of the final weights, and steps, of both replicas (peers go on
+training while they look for each other); averagings of both together; for each averaging the
+seconds by which steps were longer than their median, and the CPU seconds of all processes of a
+replica beyond the median step. Then a row for each system: the loss of all seeds, its standard
+deviation, lowest and highest, and the means of the other columns.
 
-Usage: python bench/peers.py [--rounds 8] [--every 50], in an environment with hivemind:
+Usage: python bench/peers.py [--rounds 8] [--every 50] [--seeds 1], in an environment with hivemind:
     pip install ".[torch]" psutil hivemind==1.1.12
 Without hivemind it measures the others, and prints a notice.
 """
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,8 +54,44 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "mean": {"outer_lr": 1.0, "outer_momentum": 0.0},
     "DiLoCo": {},
 }
+REFERENCES = ("exact mean", "perturbed", "alone")
 TOGETHER = "Averaged parameters with 2 peers"
 """Line of hivemind's log."""
+HEADER = f"{'':>10} {'loss':>14} {'steps':>10} {'averagings':>10} {'waited s':>10} {'CPU s':>8}"
+SUMMARY = f"{'':>10} {'loss':>7} {'sd':>6} {'range':>14} {'steps':>6} {'waited s':>10} {'CPU s':>8}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of one system with one seed; losses and steps of both replicas."""
+
+    losses: tuple[float, float]
+    steps: tuple[float, float]
+    averagings: int
+    waited_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean(self.losses)
+
+    def row(self, system: str) -> str:
+        losses = ", ".join(f"{each:.3f}" for each in self.losses)
+        steps = ", ".join(f"{each:.0f}" for each in self.steps)
+        times = f"{self.waited_s:>10.2f} {self.cpu_s:>8.2f}"
+        return f"{system:>10} {losses:>14} {steps:>10} {self.averagings:>10} {times}"
+
+
+def summary(system: str, outcomes: Sequence[Outcome]) -> str:
+    """The row of a system over its seeds."""
+    losses = [outcome.loss for outcome in outcomes]
+    spread = f"{statistics.stdev(losses):.3f}" if len(losses) > 1 else "-"
+    steps = statistics.fmean(each for outcome in outcomes for each in outcome.steps)
+    waited_s = statistics.fmean(outcome.waited_s for outcome in outcomes)
+    used_s = statistics.fmean(outcome.cpu_s for outcome in outcomes)
+    lowest_highest = f"{min(losses):.3f} to {max(losses):.3f}"
+    figures = f"{statistics.fmean(losses):>7.3f} {spread:>6} {lowest_highest:>14}"
+    return f"{system:>10} {figures} {steps:>6.0f} {waited_s:>10.2f} {used_s:>8.2f}"
 
 
 def cpu_s() -> float:
@@ -84,10 +124,10 @@ class Meter:
         }
 
 
-def settings_of(system: str, *, rounds: int, every: int) -> diloco.GroupSettings:
+def settings_of(system: str, *, rounds: int, every: int, seed: int) -> diloco.GroupSettings:
     return diloco.GroupSettings(
         num_replicas=2, max_replicas=2, start_replicas=2, sync_every=every, total_rounds=rounds,
-        batch_size=BATCH, warmup_steps=0, **RULES.get(system, {}),
+        batch_size=BATCH, warmup_steps=0, seed=seed, **RULES.get(system, {}),
     )  # fmt: skip
 
 
@@ -98,12 +138,16 @@ def load_training(settings: diloco.GroupSettings, replica: int) -> Any:
     return load_workload(document, replica=replica, device="cpu")
 
 
-def reference(name: str, *, rounds: int, every: int) -> None:
-    """Train both replicas in this process, and print the row. Without a library no time is lost."""
+def reference(name: str, *, rounds: int, every: int, seed: int) -> Outcome:
+    """Train both replicas in this process. Without a library no time is lost."""
     torch.set_num_threads(1)
-    settings = settings_of("mean", rounds=rounds, every=every)
+    settings = settings_of("mean", rounds=rounds, every=every, seed=seed)
     replicas = [load_training(settings, number) for number in range(2)]
     models = [replica.build_model() for replica in replicas]
+    if name == "perturbed":
+        with torch.no_grad():
+            for parameter in itertools.chain(*(model.parameters() for model in models)):
+                parameter.mul_(1 + 1e-6)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3) for model in models]
     for step in range(rounds * every):
         for replica, model, optimizer in zip(replicas, models, optimizers, strict=True):
@@ -111,22 +155,20 @@ def reference(name: str, *, rounds: int, every: int) -> None:
             model.zero_grad()
             loss.backward()
             optimizer.step()
-        if name == "exact mean" and (step + 1) % every == 0:
+        if name != "alone" and (step + 1) % every == 0:
             with torch.no_grad():
                 for one, other in zip(*(model.parameters() for model in models), strict=True):
                     one.copy_((one + other) / 2)
                     other.copy_(one)
-    pairs = zip(replicas, models, strict=True)
-    losses = ", ".join(f"{replica.evaluate(model).loss:.3f}" for replica, model in pairs)
-    steps = f"{rounds * every}, {rounds * every}"
-    averagings = rounds if name == "exact mean" else 0
-    print(f"{name:>10} {losses:>14} {steps:>10} {averagings:>10.0f}", flush=True)
+    one, other = (r.evaluate(model).loss for r, model in zip(replicas, models, strict=True))
+    steps = rounds * every
+    return Outcome((one, other), (steps, steps), 0 if name == "alone" else rounds)
 
 
-def train(system: str, replica: int, place: str, *, rounds: int, every: int) -> None:
+def train(system: str, replica: int, place: str, *, rounds: int, every: int, seed: int) -> None:
     """Child process: train one replica and print its figures."""
     torch.set_num_threads(1)
-    settings = settings_of(system, rounds=rounds, every=every)
+    settings = settings_of(system, rounds=rounds, every=every, seed=seed)
     training = load_training(settings, replica)
     model = training.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -190,6 +232,7 @@ def _with_hivemind(
     while averaged.local_epoch < settings.total_rounds:
         meter.step(step)
     figures = meter.figures()
+    averaged.state_averager.step(wait_for_delayed_updates=True, apply_delayed_updates=True)
     (Path(place) / f"done-{replica}").touch()
     while not (Path(place) / f"done-{1 - replica}").exists():
         time.sleep(0.1)
@@ -198,11 +241,12 @@ def _with_hivemind(
     return figures
 
 
-def compare(system: str, *, rounds: int, every: int) -> None:
-    """Train with one system in two processes, and print its row."""
+def compare(system: str, *, rounds: int, every: int, seed: int) -> Outcome:
+    """Train with one system in two processes."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--rounds", str(rounds), "--every", str(every), "--place", folder]
-        command = [sys.executable, __file__, *options, "--system", system, "--replica"]
+        sizes = ["--rounds", str(rounds), "--every", str(every), "--seed", str(seed)]
+        options = [*sizes, "--place", folder, "--system", system]
+        command = [sys.executable, __file__, *options, "--replica"]
         logs = [Path(folder) / f"log-{number}" for number in range(2)]
         replicas = [
             subprocess.Popen(
@@ -221,38 +265,51 @@ def compare(system: str, *, rounds: int, every: int) -> None:
         json.loads(next(line for line in text.splitlines() if line.startswith('{"steps"')))
         for text in output
     ]
-    averagings = both[0].get("averagings") or output[0].count(TOGETHER)
-    losses = ", ".join(f"{each['loss']:.3f}" for each in both)
-    per = [
-        sum(each[name] for each in both) / 2 / max(1, averagings) for name in ("waited_s", "cpu_s")
-    ]
-    steps = ", ".join(f"{each['steps']:.0f}" for each in both)
-    waited_s, used_s = per
-    row = f"{system:>10} {losses:>14} {steps:>10} {averagings:>10.0f}"
-    print(f"{row} {waited_s:>10.2f} {used_s:>8.2f}", flush=True)
+    averagings = int(both[0].get("averagings") or output[0].count(TOGETHER))
+    per_averaging = 2 * max(1, averagings)
+    return Outcome(
+        losses=(both[0]["loss"], both[1]["loss"]),
+        steps=(both[0]["steps"], both[1]["steps"]),
+        averagings=averagings,
+        waited_s=sum(each["waited_s"] for each in both) / per_averaging,
+        cpu_s=sum(each["cpu_s"] for each in both) / per_averaging,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0")
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--system", help=argparse.SUPPRESS)
     parser.add_argument("--replica", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--place", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sizes = {"rounds": given.rounds, "every": given.every}
     if given.system:
-        train(given.system, given.replica, given.place, **sizes)
+        train(given.system, given.replica, given.place, seed=given.seed, **sizes)
         return
-    print(f"{'':>10} {'loss':>14} {'steps':>10} {'averagings':>10} {'waited s':>10} {'CPU s':>8}")
-    for name in ("exact mean", "alone"):
-        reference(name, **sizes)
-    for system in RULES:
-        compare(system, **sizes)
+    systems = [*REFERENCES, *RULES]
     if importlib.util.find_spec("hivemind") is None:
         print("expected hivemind in this environment, found none: it was not measured")
-        return
-    compare("hivemind", **sizes)
+    else:
+        systems.append("hivemind")
+    outcomes: dict[str, list[Outcome]] = {system: [] for system in systems}
+    print(HEADER)
+    for seed in range(given.seeds):
+        for system in systems:
+            measure = reference if system in REFERENCES else compare
+            outcomes[system].append(measure(system, seed=seed, **sizes))
+            print(outcomes[system][-1].row(system), flush=True)
+        if "hivemind" in systems:
+            every = round(statistics.fmean(outcomes["hivemind"][-1].steps) / given.rounds)
+            same = reference("same steps", rounds=given.rounds, every=every, seed=seed)
+            outcomes.setdefault("same steps", []).append(same)
+            print(same.row("same steps"), flush=True)
+    print(f"\n{given.seeds} seeds\n{SUMMARY}")
+    for system, measured in outcomes.items():
+        print(summary(system, measured))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,11 @@ def _config(data: bytes) -> Mapping[str, Any]:
     config = json.loads(data)
     if not isinstance(config, dict):
         raise ValueError(f"config.json: expected an object, found {type(config).__name__}")
+    if "kind" not in config:
+        raise ValueError(
+            f"config.json: expected kind {ByteGPTWorkload.kind!r}, found none: the model of a loop "
+            "is not in the bucket. Sample in the loop, from the model that holds the final weights"
+        )
     return config
 
 

@@ -107,10 +107,13 @@ def tokenize(
         held_out=shards_of(written, "held_out"),
     )
     if not index.train or (options.held_out and not index.held_out):
-        empty = "train" if not index.train else "held out"
+        empty, share = ("train on", "smaller") if not index.train else ("hold out", "larger")
+        tokens = sum(shard.tokens for shard in (*index.train, *index.held_out))
         raise SettingsError(
             "held_out",
-            f"expected text to {empty}, found none in {index.tokens:,} tokens: enter another share",
+            f"expected text to {empty}, found none in {tokens:,} tokens with the share "
+            f"{options.held_out:g}: enter a {share} --held-out and another destination, or more "
+            "text",
         )
     store.put(INDEX, index.to_bytes())
     store.delete([SPEC, *(part_key(number) for number in range(len(parts)))])
@@ -139,7 +142,7 @@ def _check_spec(store: Store, spec: bytes) -> None:
     if found != spec:
         raise FileExistsError(
             f"expected the parts of this command at {store.uri}, found those of another source, "
-            f"tokenizer or shard size ({SPEC}): choose another destination"
+            f"tokenizer, shard size or held-out share ({SPEC}): choose another destination"
         )
 
 

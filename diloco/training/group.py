@@ -311,6 +311,11 @@ class Group:
             log.info("%s joins run %s", self.identity, self.document.run_id)
             self._options.on_status(f"replica {self.replica} joins run {self.document.run_id}")
             self._run_until_stop(self._begin)
+            if self.done and self.reason != StopReason.LEFT:
+                self._options.on_status(
+                    f"the run has ended ({self.reason}, {self._loop.state.totals.committed} rounds "
+                    "committed): enter another URI for a new run"
+                )
             self._lease.on_message = ignore_status  # the waits inside rounds are short
         except BaseException as error:
             self._close(error)

@@ -3,7 +3,8 @@
 For a Transformers model (the ``huggingface`` workload) the upload is what ``from_pretrained``
 loads: weights, config and tokenizer (:mod:`runs.export.hub_files`); the card lists missing files.
 For other workloads it is the bucket's content: the weights (``model.safetensors``) and, for final
-weights, ``config.json``. A model card states their origin. Torch is not needed.
+weights, ``config.json``. A model card states their origin and has the
+metrics of their evaluations (:mod:`runs.export.model_card`). Torch is not needed.
 
 Weights go through a temporary file, because the Hub needs their digest first; the disk must have
 room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
@@ -11,7 +12,6 @@ room for them. API: https://huggingface.co/docs/huggingface_hub/guides/upload
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -28,9 +28,10 @@ from runs.credentials.vault import open_credential
 from runs.exceptions import ActionRefused
 from runs.export import hub_files
 from runs.export.hub_files import Extra, Source
+from runs.export.model_card import card, table_text
 from runs.ingest.objects import DigestMismatch, fetch
 from runs.ingest.stores import store_for
-from runs.models import Checkpoint, Credential, Event, Run
+from runs.models import Checkpoint, Credential, Event
 from runs.task_queue import enqueue
 from runs.transitions import clean_text, record_event
 
@@ -137,7 +138,7 @@ def _upload(
             commit = api.create_commit(
                 repository,
                 [CommitOperationAdd(name, content) for name, content in files.items()],
-                commit_message=f"Weights of {_line(checkpoint.run.name)}: {checkpoint}",
+                commit_message=f"Weights of {table_text(checkpoint.run.name)}: {checkpoint}",
             )
     address = str(commit.repo_url)
     missing = f"; without {', '.join(extra.missing)}" if extra.missing else ""
@@ -183,69 +184,3 @@ def _config(store: Store, manifest: FinalManifest) -> bytes:
         fetch(store, described, file)
         file.seek(0)
         return file.read()
-
-
-def card(
-    checkpoint: Checkpoint, repository: str, *, config: bool, model: Extra | None = None
-) -> str:
-    """The model card (https://huggingface.co/docs/hub/model-cards). ``model`` are the extra files
-    of a Transformers model, None for another workload."""
-    run: Run = checkpoint.run
-    settings = run.settings
-    loss = run.eval_loss if checkpoint.final else None
-    rows = {
-        "Run": _line(run.name),
-        "Weights": f"{'final, ' if checkpoint.final else ''}after round {checkpoint.round}",
-        "Replicas": settings.num_replicas,
-        "Inner steps per round": settings.sync_every,
-        "Codec": settings.codec,
-        "Evaluation loss": f"{loss:.4f} (newest, round {run.eval_round})" if loss else "not given",
-        "SHA-256 in the run's bucket" if checkpoint.final else "Digest in the run's bucket": (
-            f"`{checkpoint.digest}`"
-        ),
-    }
-    if model is not None:
-        notes = [
-            "`AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load this."
-            if not model.missing
-            else f"Not uploaded: {_line('; '.join(model.missing))}. Add it, or let"
-            " `python -m diloco.export` create a complete directory.",
-            "The tensors are those of the bucket; the file's header adds `format: pt`.",
-        ]
-    else:
-        notes = [
-            "The files are those of the run's bucket, byte for byte"
-            + (" (`config.json` as well)." if config else "; a checkpoint has no `config.json`."),
-            "The workload is not `huggingface`, so `from_pretrained` does not load it.",
-        ]
-    workload = json.dumps(run.workload, indent=2, sort_keys=True)
-    lines = [
-        "---",
-        f"library_name: {'safetensors' if model is None else 'transformers'}",
-        *([] if model is None else ["pipeline_tag: text-generation"]),
-        "tags:",
-        "- diloco",
-        "---",
-        f"# {_line(repository)}",
-        "",
-        "Trained with DiLoCo: replicas that share a bucket exchange pseudo-gradients.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in rows.items()),
-        "",
-        *notes,
-        "",
-        "The workload:",
-        "",
-        "```json",
-        workload.replace("`", "'"),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _line(text: str) -> str:
-    """User text that is safe inside a Markdown table."""
-    return re.sub(r"[|`<>\[\]\r\n\\]", " ", text).strip() or "a run"

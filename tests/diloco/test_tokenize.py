@@ -145,8 +145,21 @@ def test_another_source_is_refused_at_the_destination(tmp_path: Path) -> None:
         tokenize(source, str(tmp_path / "out"), OPTIONS)
     (tmp_path / "out" / INDEX).unlink()
     LocalStore(tmp_path / "out").put(command.SPEC, b"{}")
-    with pytest.raises(FileExistsError, match="another source, tokenizer or shard size"):
+    with pytest.raises(FileExistsError, match="shard size or held-out share"):
         tokenize(source, str(tmp_path / "out"), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.01, "hold out, found none in 8,192 tokens .* larger"), (0.9999, "train on, .* smaller")],
+)
+def test_a_text_too_small_for_its_share_is_refused_with_what_to_enter(
+    tmp_path: Path, share: float, expected: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("w" * 8192)  # one piece
+    with pytest.raises(SettingsError, match=f"{expected} --held-out and another destination"):
+        tokenize(Source(data=str(path)), str(tmp_path / "out"), TokenizeOptions(held_out=share))
 
 
 def test_a_transformers_tokenizer(tmp_path: Path) -> None:

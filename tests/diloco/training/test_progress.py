@@ -64,6 +64,20 @@ def test_true_prints_what_the_replica_does_before_the_first_round(
     assert [line for line in lines if re.match(r"replica 0 joins run [0-9a-f]+$", line)]
 
 
+def test_true_prints_that_the_run_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, True)
+    assert "has ended" not in capsys.readouterr().err
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with diloco.join(str(tmp_path), model, optimizer, replica=0, progress=True) as group:
+        assert group.done
+    lines = capsys.readouterr().err.splitlines()
+    ended = "the run has ended (completed, 3 rounds committed): enter another URI for a new run"
+    assert ended in lines
+
+
 def test_an_error_of_the_join_is_no_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

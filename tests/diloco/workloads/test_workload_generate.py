@@ -138,6 +138,14 @@ def test_weights_of_another_shape(store: LocalStore, capsys: pytest.CaptureFixtu
     assert f"expected blocks.{last}.attention_in.weight of shape None" in error
 
 
+def test_the_model_of_a_loop(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = publish(store, parrot())
+    republish(
+        store, dataclasses.replace(manifest, config=put_object(store, manifest.config.key, b"{}"))
+    )
+    assert "found none: the model of a loop is not in the bucket" in failure(store.uri, capsys)
+
+
 def test_bad_arguments(store: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--bytes: expected 0 or more, found -1" in failure(store.uri, capsys, "--bytes", "-1")
     publish(store, parrot())

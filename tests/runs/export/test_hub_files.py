@@ -17,7 +17,7 @@ from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.workloads.tokens import byte_tokenizer, load_tokenizer
-from runs.export import hub_files, hub_upload
+from runs.export import hub_files, model_card
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Run
 from tests.model_hub import ModelHub, running_model_hub
@@ -262,6 +262,6 @@ def test_another_workload_is_not_converted(harness: Any) -> None:
     assert hub_files.workload_of(row) is None
     harness.run.workload = {"kind": "huggingface", "of a version to come": 1}
     assert hub_files.workload_of(row) is None
-    assert "does not load it" in hub_upload.card(
+    assert "does not load it" in model_card.card(
         Checkpoint(run=harness.run, round=1, digest="d"), "a/b", config=False
     )

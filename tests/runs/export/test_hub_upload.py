@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from huggingface_hub import ModelCard
 
 from diloco.protocol import keys
 from diloco.protocol.records import FinalManifest, StoredObject
@@ -17,7 +18,7 @@ from runs.credentials import vault
 from runs.exceptions import ActionRefused
 from runs.export import hub_upload
 from runs.ingest.stores import store_for
-from runs.models import Checkpoint, Credential, Event
+from runs.models import Checkpoint, Credential, Evaluation, EvaluationPlan, Event, Run
 from tests.model_hub import REPO, TOKEN, ModelHub, running_model_hub
 from tests.runs.run_harness import identity
 
@@ -105,6 +106,35 @@ def test_final_weights_with_config_and_card(harness: Any, hub: ModelHub) -> None
     assert "final, after round 7" in card
     assert json.loads(card.split("```json")[1].split("```")[0]) == harness.run.workload
     assert hub.created[-1]["visibility"] == "private"
+
+
+def test_the_card_has_the_metrics_of_its_round(harness: Any, hub: ModelHub) -> None:
+    Run.objects.filter(pk=harness.run.pk).update(eval_loss=2.25, eval_round=7)
+    harness.run.refresh_from_db()
+    plan = EvaluationPlan.objects.create(
+        run=harness.run, name="val", spec={}, backend="local", created_at=harness.clock()
+    )
+    for round, perplexity in ((6, 99.0), (7, 9.5)):
+        Evaluation.objects.create(
+            plan=plan,
+            run=harness.run,
+            round=round,
+            state=Evaluation.State.SUCCEEDED,
+            metrics={"perplexity": [perplexity, None], "arc_easy_acc": [0.5, 0.01]},
+            created_at=harness.clock(),
+            next_at=harness.clock(),
+        )
+    upload(checkpoint(harness, final=True), credential(harness, hub.url))
+    text = hub.files["README.md"].decode()
+    assert "| val | arc_easy_acc | 0.5 | 0.01 |" in text
+    data = ModelCard(text).data
+    assert data.tags == ["diloco"]
+    assert data.model_name == REPO
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in data.eval_results] == [
+        ("held-out data of the run", "loss", 2.25),
+        ("val", "perplexity", 9.5),
+        ("val", "arc_easy_acc", 0.5),
+    ]
 
 
 def test_a_checkpoint_without_config_is_described_in_the_card(harness: Any, hub: ModelHub) -> None:
