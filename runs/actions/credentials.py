@@ -17,9 +17,12 @@ from diloco.store.credentials import family_of
 from diloco.store.open import open_store
 from executors.backend import Variable
 from executors.base import ExecutorError
+from executors.loading import wait_loaded
+from executors.registry import BACKENDS
 from runs import audit, redaction
 from runs.backends import circuit_breaker
 from runs.backends.executors import executor_of
+from runs.backends.parallel_calls import CallTimeout, call
 from runs.credentials import sts
 from runs.credentials.kinds import (
     KINDS,
@@ -38,6 +41,8 @@ from runs.submit.bucket_check import missing_operation
 from runs.transitions import clean_text
 
 NAMES_SHOWN = 5
+PATIENCE_S = 20.0
+"""Timeout of a test: an endpoint that never answers holds no worker of the server for longer."""
 
 
 class InUse(ValueError):
@@ -146,13 +151,7 @@ def test_credential(credential: Credential, uri: str = "") -> Tested:
     A success counts as intervention: pools that waited for an operator can launch again. ``uri`` is
     for buckets; by default the prefix that the credential names.
     """
-    try:
-        if credential.kind == STORE:
-            tested = _test_store(credential, uri or str(credential.options.get(TEST_URI) or ""))
-        else:
-            tested = Tested(ok=True, message=executor_of(credential.kind, credential).check())
-    except (ExecutorError, StoreError, ValueError, ImportError) as error:
-        tested = Tested(ok=False, message=str(error) or type(error).__name__)
+    tested = _try_test(credential, uri)
     tested = Tested(ok=tested.ok, message=clean_text(tested.message))
     changes: dict[str, Any] = {
         "tested_at": timezone.now(),
@@ -169,6 +168,25 @@ def test_credential(credential: Credential, uri: str = "") -> Tested:
 
 
 test_credential.__test__ = False  # type: ignore[attr-defined]  # not a pytest test
+
+
+def _try_test(credential: Credential, uri: str) -> Tested:
+    """The result within :data:`PATIENCE_S`, whatever the endpoint does."""
+
+    def test() -> Tested:
+        if credential.kind == STORE:
+            return _test_store(credential, uri or str(credential.options.get(TEST_URI) or ""))
+        return Tested(ok=True, message=executor_of(credential.kind, credential).check())
+
+    loading = wait_loaded({credential.kind} & BACKENDS.keys())
+    if loading:
+        return Tested(ok=False, message="The client library is still loading. Test again later.")
+    try:
+        return call(test, place=f"credential {credential.pk}", patience_s=PATIENCE_S)
+    except (ExecutorError, StoreError, ValueError, ImportError, CallTimeout) as error:
+        return Tested(ok=False, message=str(error) or type(error).__name__)
+    except Exception as error:  # a bug or a broken client, whose message can contain anything
+        return Tested(ok=False, message=f"could not be tested: {type(error).__name__}")
 
 
 def _test_store(credential: Credential, uri: str) -> Tested:

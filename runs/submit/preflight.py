@@ -30,7 +30,6 @@ from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.credentials.restrictions import refused_options
 from runs.exceptions import InvalidRun
 from runs.models import Credential, Run
-from runs.redaction import redact
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
 from runs.submit.create import CheckedDraft, check_submission
 from runs.submit.forecast import estimate_run
@@ -39,6 +38,7 @@ from runs.submit.pool_check import check_pool
 from runs.submit.run_draft import PoolDraft, RunDraft
 from runs.submit.shard_check import read_shards, shard_problem
 from runs.submit.throughput_history import rates_of_all
+from runs.transitions import clean_text
 
 __all__ = [
     "CheckResult",
@@ -206,7 +206,9 @@ def _bucket_check(
 
 
 def _to_result(field: str, messages: Sequence[str]) -> CheckResult:
-    return CheckResult(problems=tuple(Problem(field=field, message=m) for m in messages))
+    return CheckResult(
+        problems=tuple(Problem(field=field, message=clean_text(m)) for m in messages)
+    )
 
 
 def _credentials(ids: Sequence[int | None]) -> dict[int | None, Credential]:
@@ -259,7 +261,8 @@ def _check_pool(
     )
     refusals = executor.preflight(spec, count)
     return CheckResult(
-        account=redact(account), problems=tuple(_at(index, p.field, p.message) for p in refusals)
+        account=clean_text(account),
+        problems=tuple(_at(index, p.field, p.message) for p in refusals),
     )
 
 
@@ -280,7 +283,8 @@ def _static_problems(pool: PoolDraft, can: Capabilities) -> dict[str, str]:
 
 def _at(index: int, field: str, message: str) -> Problem:
     return Problem(
-        field=f"pools.{index}.{field if field in _FIELDS else 'backend'}", message=redact(message)
+        field=f"pools.{index}.{field if field in _FIELDS else 'backend'}",
+        message=clean_text(message),
     )
 
 
@@ -309,7 +313,7 @@ def _run_checks(
         if head == "pools":
             problem = _of_backend(pools[int(index)], int(index), result)
         else:
-            problem = Problem(field=head, message=redact(str(result)) or type(result).__name__)
+            problem = Problem(field=head, message=clean_text(str(result)) or type(result).__name__)
         results[name] = CheckResult(problems=(problem,))
     return results
 
@@ -317,7 +321,7 @@ def _run_checks(
 def _of_backend(pool: PoolDraft, index: int, error: Exception) -> Problem:
     """A backend's exception as a problem."""
     label = BACKENDS[pool.backend]
-    message = str(error).removeprefix(f"{label}: ")
+    message = str(error).removeprefix(f"{label}: ") or type(error).__name__
     if isinstance(error, AccountError):
         return _at(index, "credential", f"{label}: {message}")
     if isinstance(error, CallTimeout | RetryLater):

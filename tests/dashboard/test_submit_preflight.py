@@ -282,6 +282,25 @@ def test_the_pool_test_shows_errors_at_their_fields(
     }
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (AccountError("x" * 3_000_000), f"Modal: {'x' * 3992}…"),
+        (RetryLater("\ud800\0"), "Modal could not be checked: ?\ufffd"),
+        (AccountError(""), "Modal: AccountError"),
+        (KeyError("anything"), "Modal could not be checked: KeyError"),
+    ],
+)
+def test_whatever_a_backend_answers_is_a_short_message(
+    client: Client, operator_user: Any, modal: Stub, error: Exception, shown: str
+) -> None:
+    modal.error = error
+    response = client.post("/runs/test.json", sent(LOCAL, PLAIN) | {"test": "pools.1"}).json()
+    assert list(response["errors"].values()) == [[shown]]
+    page = client.post("/runs/new", sent(LOCAL, PLAIN) | {"test": "pools.1"})
+    assert shown in page.content.decode()
+
+
 def test_an_invalid_row_is_not_tested(client: Client, operator_user: Any, modal: Stub) -> None:
     values = sent(PLAIN) | {"test": "pools.0", "pools.0.count": "0"}
     response = client.post("/runs/test.json", values).json()

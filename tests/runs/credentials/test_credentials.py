@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from dashboard.settings import _fernet_keys
+from runs.actions import credentials as actions
 from runs.actions.credentials import (
     InUse,
     delete_credential,
@@ -20,6 +22,7 @@ from runs.actions.credentials import (
     test_credential,
     used_by,
 )
+from runs.backends import parallel_calls
 from runs.credentials import DecryptionError, open_credential
 from runs.credentials.vault import seal, unseal
 from runs.models import Credential, ExperimentTracker, ReplicaPool
@@ -207,14 +210,40 @@ def test_successful_test_resets_pools_and_a_failed_one_does_not(
 def test_result_is_not_stored_for_a_credential_changed_meanwhile(
     modal: Credential, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(w.FakeExecutor):
-        def check(self) -> str:
-            save_credential(stored(modal), typed={"MODAL_TOKEN_SECRET": "as-newer"}, actor=None)
-            return "the old one works"
+    def change(*_: Any, **__: Any) -> actions.Tested:
+        save_credential(stored(modal), typed={"MODAL_TOKEN_SECRET": "as-newer"}, actor=None)
+        return actions.Tested(ok=True, message="the old one works")
 
-    monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: Slow())
-    test_credential(modal)
+    monkeypatch.setattr("runs.actions.credentials.call", change)
+    assert test_credential(modal).message == "the old one works"
     assert stored(modal).test_ok is None
+
+
+def test_an_endpoint_that_never_answers_holds_no_worker(
+    modal: Credential, backend: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(backend, "check", lambda: str(answered.wait(60)))
+    monkeypatch.setattr("runs.actions.credentials.PATIENCE_S", 0.0)
+    monkeypatch.setattr(parallel_calls, "PER_PLACE", 2)
+    try:
+        messages = [test_credential(modal).message for _ in range(3)]
+    finally:
+        answered.set()
+    assert messages[:2] == ["no answer within 0 s"] * 2
+    assert "2 requests to credential" in messages[2]
+    assert stored(modal).test_ok is False
+
+
+def test_a_broken_client_fails_the_test_without_its_message(
+    modal: Credential, backend: w.FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> str:
+        raise KeyError("anything, such as a header")
+
+    monkeypatch.setattr(backend, "check", check)
+    assert test_credential(modal).message == "could not be tested: KeyError"
+    assert stored(modal).test_ok is False
 
 
 def test_secret_in_a_backend_message_is_redacted(
