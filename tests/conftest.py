@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     migrated.share(Path(worker_input["migrated"] if worker_input else shared))
     if worker_input is not None:
         parallel.end_with_controller()
+        parallel.collect_from_another_folder(config)
     if _on_postgres() and worker_input is not None:
         postgres.join_session(worker_input["postgres"])
     elif _on_postgres():

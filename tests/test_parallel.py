@@ -116,6 +116,17 @@ def test_a_worker_runs_quick_tests_first_and_browser_tests_last(tmp_path: Path) 
     ], text
 
 
+def test_workers_begin_the_collection_at_equal_shares_of_the_modules(tmp_path: Path) -> None:
+    for file in ("a/test_1.py", "b/c/test_2.py", "b/test_3.py", "b/empty.py", "test_d.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "without_tests").mkdir()
+    orders = [parallel.rotated(tmp_path, share) for share in (0, 1 / 4, 3 / 4, 0.9)]
+    names = [[Path(entry).name for entry in order] for order in orders]
+    a, b, d = ["a", "b", "test_d.py"]
+    assert names == [[a, b, d], [b, d, a], [d, a, b], [a, b, d]]
+
+
 def test_a_unit_is_the_part_of_a_file_in_one_stage() -> None:
     units = parallel.units(["a.py::one", "a.py::two", "b.py::one", "a.py::page"])
     assert units["a.py::one"] == units["a.py::two"]
