@@ -54,7 +54,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "mean": {"outer_lr": 1.0, "outer_momentum": 0.0},
     "DiLoCo": {},
 }
-REFERENCES = ("exact mean", "perturbed", "alone")
+REFERENCES = ("exact mean", "perturbed", "empty step", "alone")
 TOGETHER = "Averaged parameters with 2 peers"
 """Line of hivemind's log."""
 HEADER = f"{'':>10} {'loss':>14} {'steps':>10} {'averagings':>10} {'waited s':>10} {'CPU s':>8}"
