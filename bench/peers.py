@@ -5,7 +5,8 @@ Both train the demo model with AdamW on the standard library's source, each repl
 libp2p. *mean* is the same rule here, through a folder: outer learning rate 1, no momentum; *DiLoCo*
 is the default rule. *exact mean* is the rule without any library, both replicas in one process;
 *perturbed* is *exact mean* from initial weights that are larger by a millionth, which shows how far
-runs of one seed drift apart; *alone* is *exact mean* without an average. hivemind's peers count
+runs of one seed drift apart; *empty step* is *exact mean* after a step with zero gradients, which
+hivemind's optimizer makes first; *alone* is *exact mean* without an average. hivemind's peers count
 their samples together by estimates, so that their steps vary from run to run: *same steps* is
 *exact mean* with the mean number of steps that hivemind's two peers took with the seed.
 
@@ -149,6 +150,11 @@ def reference(name: str, *, rounds: int, every: int, seed: int) -> Outcome:
             for parameter in itertools.chain(*(model.parameters() for model in models)):
                 parameter.mul_(1 + 1e-6)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3) for model in models]
+    if name == "empty step":
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
     for step in range(rounds * every):
         for replica, model, optimizer in zip(replicas, models, optimizers, strict=True):
             loss = replica.loss(model, replica.train_batch(step))
