@@ -134,7 +134,7 @@ def runs(site: Site) -> dict[str, str]:
     site.python("\n".join(ALERTS).format(run=runs["many"]))
     site.python(
         "from runs.actions.budgets import save_budget\n"
-        "save_budget(scope='tag', name='a-tag-' * 8, period='month', amount_usd=1e6, warn_at=0.8,"
+        "save_budget(scope='tag', name='a-tag-' * 6, period='month', amount_usd=1e6, warn_at=0.8,"
         " actor=seed.user('admin', 'admin'))\n"
         "from tests.browser import seed_spend\n"
         "seed_spend.fleet(seed.user('olga', 'operator'), seed.user('oscar', 'operator'))"

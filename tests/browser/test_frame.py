@@ -122,8 +122,8 @@ def test_ctrl_k_goes_to_a_run_a_replica_a_page_and_an_action(
 
 def test_on_a_phone_the_pages_are_in_a_menu(window: Window, alerting: str) -> None:
     page = window.open("/alerts", user="vera", width=390)
-    row = page.locator(".alert-row").first
-    assert row.locator(".alert-text").evaluate("(text) => text.clientWidth") > 280
+    text = page.locator(".alert-row .alert-text").first
+    eventually(page, lambda: text.evaluate("(part) => part.clientWidth"), lambda wide: wide > 280)
     expect(page.locator(".topnav")).to_be_hidden()
     page.locator(".topmenu > summary").click()
     window.shoot(page, "topmenu-390", full=False)
