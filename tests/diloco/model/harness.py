@@ -176,10 +176,7 @@ class Harness:
         return (
             keys.FINAL_MANIFEST in self.bucket.objects
             and all(life.ended for life in self.lives)
-            and not any(
-                task.process is self.bucket.network and not task.done
-                for task in self.scheduler._tasks
-            )
+            and not self.scheduler.works_for(self.bucket.network)
         )
 
     def _view(self, process: Process) -> FaultyView:
