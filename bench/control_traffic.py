@@ -10,8 +10,10 @@ The library's own replicas train a tiny model over a counting store in memory
 The price is compared with the requests of the data of 1B parameters as bf16 (sharded plan), by the
 formulas that ``bench/plan_traffic.py`` proves.
 
+The requests depend on the order in which the replicas end their steps. Each seed is another order.
+
 Usage: python bench/control_traffic.py [--replicas 2 8 32 64 128] [--round-s 60]
-       [--heartbeat-timeout-s 15] [--rounds 3]
+       [--heartbeat-timeout-s 15] [--rounds 3] [--seeds 1] [--only-straggler]
 """
 
 from __future__ import annotations
@@ -71,22 +73,26 @@ def main() -> int:
     parser.add_argument("--round-s", type=float, default=60.0, help="computation of a round")
     parser.add_argument("--heartbeat-timeout-s", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=3, help="rounds that are counted")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each case")
+    parser.add_argument("--only-straggler", action="store_true", help="leave out the calm cases")
     given = parser.parse_args()
     found = []
     print("Per replica and round:\n")
     print("| replicas | seconds | exchange | timed | price / data's | log, bytes |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for replicas in given.replicas:
-        for straggler in (False, True):
-            case = Case(
-                replicas=replicas,
-                straggler=straggler,
-                round_s=given.round_s,
-                heartbeat_timeout_s=given.heartbeat_timeout_s,
-                rounds=given.rounds,
-            )
-            found.append((case, measure(case)))
-            print_case(*found[-1])
+        for straggler in (True,) if given.only_straggler else (False, True):
+            for seed in range(given.seeds):
+                case = Case(
+                    replicas=replicas,
+                    straggler=straggler,
+                    round_s=given.round_s,
+                    heartbeat_timeout_s=given.heartbeat_timeout_s,
+                    rounds=given.rounds,
+                    seed=seed,
+                )
+                found.append((case, measure(case)))
+                print_case(*found[-1])
     for case, measured in found[-2:]:
         print_kinds(case, measured)
     return 0

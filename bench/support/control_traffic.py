@@ -146,10 +146,10 @@ class CountedGroup(Harness):
             self.listers.clear()
             began_s = self.scheduler.now_s
             self._run_until(self.case.warm_up + self.case.rounds)
+            made = self.requests - before
         finally:
             self.scheduler.close()
         shares = self.case.replicas * self.case.rounds
-        made = self.requests - before
         return Measured(
             requests={name: n / shares for name, n in made.items() if name[0] not in DATA},
             listers=frozenset(self.listers),

@@ -76,6 +76,9 @@ class RoundObserver:
         self._commits: dict[int, Commit] = {}
         self._looked = (0, 0.0)
         """The round in which the leases were last read, and how long it had waited."""
+        self._arriving_round = 0
+        self.expects_more = False
+        """Whether the last view of a round has no leases, because contributions still arrive."""
         self._listed_plan = 0
         """The round whose reduced shards were listed last."""
         self._plans: dict[int, Plan | None] = {}
@@ -226,25 +229,11 @@ class RoundObserver:
         """Return the view of a round without a plan; lists leases and contributions.
 
         ``own`` is this replica's contribution, which is rewritten if the stored record is damaged.
-        Leases are read at most once per heartbeat interval in a round, because they do not change
-        more often, and at the same time as the contributions. If a lease shows its replica past
-        this round, a listing that begins later includes the contribution that it made before.
         """
-        looked_round, looked_s = self._looked
-        if round != looked_round and self._settings.num_replicas > GETS_OF_A_LISTING:
-            self._contributions(round, own)  # of these replicas no lease is read
-        if round != looked_round or not 0 <= waited_s - looked_s < self._lease.interval_s:
-            known = {r.replica for r in list(self._records.values()) if r.round == round}
-            _, contributions = run_both(
-                lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
-            )
-            self._looked = (round, waited_s)
-            if self._observer.past(round) - contributions.keys():
-                contributions = self._contributions(round, own)
-        else:
-            contributions = self._contributions(round, own)
+        contributions = self._look(round, own, waited_s)
         expected = self._observer.working_towards(round)
-        self._observer.ask(expected - contributions.keys() - {self.identity.replica})
+        if not self.expects_more:
+            self._observer.ask(expected - contributions.keys() - {self.identity.replica})
         return replace(
             self._view(round, base),
             contributions=contributions,
@@ -257,6 +246,49 @@ class RoundObserver:
             waited_s=waited_s,
             sync_s=sync_s,
         )
+
+    def _look(
+        self, round: int, own: ContributionRecord | None, waited_s: float
+    ) -> dict[int, ContributionRecord]:
+        """List the contributions, and read the leases of the other replicas, if that is due.
+
+        Leases are read at most once per heartbeat interval in a round, because they do not change
+        more often, and at the same time as the contributions. If a lease shows its replica past
+        this round, a listing that begins later includes the contribution that it made before.
+
+        A lease that is read costs a request and a contribution that has arrived makes it needless.
+        So if many are missing, they are listed before. The first process of a round finds hardly
+        any contribution: below the quorum it can only wait, and reads the leases at its next look.
+        """
+        looked_round, looked_s = self._looked
+        self.expects_more = False
+        if round == looked_round and 0 <= waited_s - looked_s < self._lease.interval_s:
+            return self._contributions(round, own)
+        if self._missing(round) > GETS_OF_A_LISTING:
+            arrived = self._contributions(round, own)
+            is_first = round not in (looked_round, self._arriving_round)
+            if is_first and len(arrived) < self._settings.min_quorum:
+                self._arriving_round, self.expects_more = round, True
+                return arrived
+        known = self._known(round)
+        _, contributions = run_both(
+            lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
+        )
+        self._looked = (round, waited_s)
+        if self._observer.past(round) - contributions.keys():
+            return self._contributions(round, own)
+        return contributions
+
+    def _missing(self, round: int) -> int:
+        """Return how many replicas have not contributed when the round was last listed; before the
+        first look all of the group."""
+        if round != self._looked[0]:
+            return self._settings.num_replicas
+        return len(self._observer.working_towards(round) - self._known(round))
+
+    def _known(self, round: int) -> set[int]:
+        """Return the replicas whose record of a round has been read."""
+        return {record.replica for record in list(self._records.values()) if record.round == round}
 
     def after_plan(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diloco.errors import RoundTimeout
 from diloco.exchange.exchange_context import ExchangeContext
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 SHARD_LOOKS = 2
 """Listings of reduced shards by a process whose turn it is not, to read them before the commit."""
+ARRIVAL_S = 1.0
+"""Time after which a process looks again that has found hardly any contribution."""
 STAGGER_S = 1.0
 """Delay between two candidates for creating a plan or a commit."""
 DAMAGE_PATIENCE_S = 10.0
@@ -369,6 +371,8 @@ class RoundSettlement:
         action, self._memory = decide(
             view, self._memory, now_s=now_s, wall_s=wall_s, stagger_s=STAGGER_S
         )
+        if isinstance(action, Wait) and self._round_observer.expects_more:
+            return replace(action, until_s=min(action.until_s, now_s + ARRIVAL_S))
         return action
 
     def _require_readable(self, earlier: Identity) -> None:

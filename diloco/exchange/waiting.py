@@ -28,6 +28,8 @@ APPROACH = 0.75
 """Share of the time until then after which a process polls again."""
 REMEMBERED = 3
 """Waits of the past from which the next one is expected."""
+SIMILAR = 0.75
+"""Share of the median that the shortest of them has at least, if they are of one kind."""
 LISTING = 2
 """Processes that list, if they are alive."""
 SECOND_AFTER_S = 2.0
@@ -40,7 +42,8 @@ class ExpectedWait:
     """Predicts a wait from the last ones of its kind.
 
     The shortest of them counts: after an outage no process oversleeps, and a straggler of every
-    round is expected.
+    round is expected. If it is similar to the others, the median counts, because a wait is known up
+    to the pause between two polls only, and a prediction that is too early costs a poll a second.
     """
 
     def __init__(self) -> None:
@@ -57,8 +60,9 @@ class ExpectedWait:
     def pause_s(self, waited_s: float) -> float:
         """Return the time to the next poll: short around the expected length of the wait, long
         before and after it."""
-        expected_s = min(self._last, default=0.0)
+        shortest_s = min(self._last, default=0.0)
         usual_s = statistics.median(self._last) if self._last else 0.0
+        expected_s = usual_s if shortest_s >= SIMILAR * usual_s else shortest_s
         floor_s = min(LONGEST_FLOOR_S, max(FIRST_PAUSE_S, usual_s / SHARPNESS))
         missing_s = expected_s - waited_s
         pause_s = missing_s * APPROACH if missing_s > 0 else -missing_s / 3

@@ -49,6 +49,8 @@ READ_AHEAD_PAYLOADS = 8
 that this saves is the same in a larger group, in which a round takes longer."""
 FAILED_POLLS = 8
 """Such requests that can find nothing, in a round. The others read the payload."""
+USUAL_FAILED_POLLS = 4
+"""The number of them in a round without a straggler."""
 
 
 def calm_interval_s(heartbeat_timeout_s: float, *, left_s: float = 0.0) -> float:
@@ -135,7 +137,7 @@ def control_requests(
     round_puts: float = listing * LISTINGS_PER_ROUND + 2  # and one plan, one commit
     round_gets = replicas * (POLLS_PER_ROUND + READS_PER_LISTING * listing)
     if 1 < replicas <= READ_AHEAD_PAYLOADS and settings.reduce_plan != "syncer":
-        round_gets += replicas * FAILED_POLLS
+        round_gets += replicas * USUAL_FAILED_POLLS
         round_puts += replicas  # a listing of the reduced shards
     return ControlRequests(
         puts=replicas * timed_puts + rounds * round_puts,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diloco.clock import SystemClock
-from diloco.exchange.round_observer import RoundObserver
+from diloco.exchange.round_observer import Base, RoundObserver
 from diloco.membership.lease import Lease
 from diloco.membership.observer import Observer
 from diloco.model.fragments import Slot, Table
@@ -110,8 +110,6 @@ def a_commit(round: int) -> Commit:
 
 
 def seen(round_observer: RoundObserver) -> list[int]:
-    from diloco.exchange.round_observer import Base
-
     view = round_observer.before_plan(1, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
     return sorted(view.contributions)
 
@@ -199,8 +197,6 @@ def test_a_plan_without_contributions_is_refused(tmp_path: Path) -> None:
 
 
 def previous(round_observer: RoundObserver, round: int) -> Plan | None:
-    from diloco.exchange.round_observer import Base
-
     view = round_observer.before_plan(round, Base(round=0, digest=""), waited_s=0.0, sync_s=0.0)
     return view.previous
 
@@ -259,6 +255,46 @@ def test_the_first_listing_of_a_large_group_reads_no_lease_of_a_contributor(
         key = keys.contribution_record(1, replica, "00001-00000000")
         store.put(key, record(replica).to_bytes())
     assert leases_read(store, lambda: seen(round_observer)) == {14, 15}
+
+
+def contribute_all(store: HookedStore, replicas: range) -> None:
+    for replica in replicas:
+        key = keys.contribution_record(1, replica, "00001-00000000")
+        store.put(key, record(replica).to_bytes())
+
+
+def test_the_first_process_of_a_large_group_reads_leases_at_its_second_look(
+    tmp_path: Path,
+) -> None:
+    """Of the replicas that contribute between the two no lease is read."""
+    store, round_observer = make(tmp_path, num_replicas=32, max_replicas=32, min_quorum=16)
+    beat_all(store, range(1, 32))
+    contribute_all(store, range(1))
+    assert leases_read(store, lambda: seen(round_observer)) == set()
+    assert round_observer.expects_more
+    assert keys.awaited(1) not in [info.key for info in store.list(keys.ROUNDS)]
+    contribute_all(store, range(1, 15))
+    assert leases_read(store, lambda: seen(round_observer)) == set(range(15, 32))
+    assert not round_observer.expects_more
+    assert keys.awaited(1) in [info.key for info in store.list(keys.ROUNDS)]
+
+
+def test_leases_of_a_large_group_are_read_at_once_if_a_plan_is_possible(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path, num_replicas=32, max_replicas=32, min_quorum=16)
+    beat_all(store, range(1, 32))
+    contribute_all(store, range(16))
+    assert leases_read(store, lambda: seen(round_observer)) == set(range(16, 32))
+
+
+def test_a_later_look_lists_before_it_reads_many_leases(tmp_path: Path) -> None:
+    store, round_observer = make(tmp_path, num_replicas=32, max_replicas=32, min_quorum=1)
+    beat_all(store, range(1, 32))
+    contribute_all(store, range(1))
+    seen(round_observer)
+    contribute_all(store, range(31))
+    base, later_s = Base(round=0, digest=""), 2.0
+    look = lambda: round_observer.before_plan(1, base, waited_s=later_s, sync_s=0.0)  # noqa: E731
+    assert leases_read(store, look) == {31}
 
 
 def test_a_listing_asks_the_missing_calm_replicas_for_heartbeats(tmp_path: Path) -> None:

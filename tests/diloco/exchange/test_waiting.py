@@ -169,6 +169,17 @@ def test_polls_are_frequent_around_the_expected_time() -> None:
     assert pauses == pytest.approx({0.0: 16.0, 28.0: 3.0, 31.9: 1.0, 33.0: 1.0, 47.0: 5.0})
 
 
+@pytest.mark.parametrize(("last_s", "expected_s"), [((24, 31, 30), 30), ((15, 31, 30), 15)])
+def test_the_median_of_similar_waits_is_expected(
+    last_s: tuple[float, ...], expected_s: float
+) -> None:
+    """A wait that a long pause has hidden is remembered as too short by half of the pause."""
+    expected = ExpectedWait()
+    for seconds in last_s:
+        expected.add(seconds)
+    assert expected.pause_s(expected_s - 8.0) == 6.0
+
+
 def test_a_wait_of_30_seconds_takes_few_polls() -> None:
     expected = ExpectedWait()
     expected.add(30.0)

@@ -176,10 +176,7 @@ class Harness:
         return (
             keys.FINAL_MANIFEST in self.bucket.objects
             and all(life.ended for life in self.lives)
-            and not any(
-                task.process is self.bucket.network and not task.done
-                for task in self.scheduler._tasks
-            )
+            and not self.scheduler.works_for(self.bucket.network)
         )
 
     def _view(self, process: Process) -> FaultyView:
@@ -268,6 +265,20 @@ class QuietUsage:
         return {}
 
 
+class LineOfEach:
+    """The line to the stores of the process that runs: each one has its own, in virtual time."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lines: dict[Process | None, Line] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        process = self._scheduler.process
+        if process not in self._lines:
+            self._lines[process] = Line(clock=self._scheduler)
+        return getattr(self._lines[process], name)
+
+
 @contextlib.contextmanager
 def virtual(harness: Harness) -> Iterator[None]:
     """Run the library on the virtual threads, time and randomness of ``harness``."""
@@ -310,7 +321,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         stack.enter_context(virtual_time.activated(harness.scheduler))
         for name, value in patches.items():
             stack.enter_context(mock.patch(name, value))
-        line = Line(clock=harness.scheduler)  # real time would decide how many parts are read ahead
+        line = LineOfEach(harness.scheduler)
         for reads in (read_parts, ExpectedReads.__init__):
             stack.enter_context(mock.patch.dict(reads.__kwdefaults__, line=line))
         if level == logging.NOTSET:

@@ -13,6 +13,8 @@ uses, under the same names.
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,14 +44,22 @@ class Process:
 
 @dataclass(eq=False)
 class Task:
-    """One thread. It is ready if ``ready`` returns True or ``wake_s`` has passed."""
+    """One thread, the ``number``-th of its scheduler. It is ready if ``ready`` returns True or the
+    time of its last wait, the ``waits``-th, is over. ``ended`` are the tasks that join it."""
 
     name: str
     process: Process | None
+    number: int
     run: greenlet.greenlet = field(init=False)
     ready: Callable[[], bool] = bool
-    wake_s: float = 0.0
+    waits: int = 0
     done: bool = False
+    ended: Waiters = field(default_factory=set)
+
+
+Waiters = set[Task]
+"""The tasks that wait for a change of one object. After a change the scheduler evaluates their
+conditions (:meth:`Scheduler.changed`), and at no other time."""
 
 
 class Scheduler:
@@ -59,7 +69,13 @@ class Scheduler:
         self.now_s = 1000.0
         self.switches = 0
         self._rng = rng
-        self._tasks: list[Task] = []
+        self._numbers = itertools.count()
+        self._tasks: dict[int, Task] = {}
+        """The tasks that are not done, by number."""
+        self._sleeping: list[tuple[float, int, int]] = []
+        """A heap of times, with the task and the wait that each one ends."""
+        self._due: Waiters = set()
+        self._changed: Waiters = set()
         self._current: Task | None = None
         self._main = greenlet.getcurrent()
 
@@ -72,9 +88,13 @@ class Scheduler:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        self.block(lambda: False, max(0.0, seconds))
+        self.block(bool, max(0.0, seconds))
 
     # -- tasks -----------------------------------------------------------------------------------
+
+    def works_for(self, process: Process) -> bool:
+        """Return whether a thread of a process has not ended."""
+        return any(task.process is process for task in self._tasks.values())
 
     @property
     def process(self) -> Process | None:
@@ -82,32 +102,53 @@ class Scheduler:
         return self._current.process if self._current else None
 
     def spawn(self, name: str, work: Callable[[], object], process: Process | None = None) -> Task:
-        task = Task(name, process if process is not None else self.process)
+        owner = process if process is not None else self.process
+        task = Task(name, owner, next(self._numbers))
 
         def body() -> None:
             with contextlib.suppress(Killed, greenlet.GreenletExit):
                 work()
             task.done = True
+            self.changed(task.ended)
 
         task.run = greenlet.greenlet(body, parent=self._main)
-        task.wake_s = self.now_s
-        self._tasks.append(task)
+        self._tasks[task.number] = task
+        self._due.add(task)
         return task
 
-    def block(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until ``ready()`` or for the given time; return whether it is ready."""
+    def block(
+        self,
+        ready: Callable[[], bool],
+        timeout_s: float | None = None,
+        on: Iterable[Waiters] = (),
+    ) -> bool:
+        """Wait until ``ready()``, which a change of one of the objects ``on`` makes true, or for
+        the given time; return whether it is ready."""
         task = self._current
         assert task is not None, "only a task can wait"
         self._die_if_killed(task)
         task.ready = ready
-        task.wake_s = float("inf") if timeout_s is None else self.now_s + timeout_s
+        task.waits += 1
+        if timeout_s is not None:
+            wait = (self.now_s + timeout_s, task.number, task.waits)
+            heapq.heappush(self._sleeping, wait)
+        waiters = [*on]
+        for each in waiters:
+            each.add(task)
         self._main.switch()
+        for each in waiters:
+            each.discard(task)
         self._die_if_killed(task)
         return ready()
+
+    def changed(self, waiters: Waiters) -> None:
+        """Evaluate the conditions of these tasks before the next one runs."""
+        self._changed |= waiters
 
     def kill(self, process: Process) -> None:
         """End all threads of a process at their current position."""
         process.dead = True
+        self._due.update(task for task in self._tasks.values() if task.process is process)
 
     @staticmethod
     def _die_if_killed(task: Task) -> None:
@@ -117,38 +158,51 @@ class Scheduler:
     def run(self, *, until: Callable[[], bool], deadline_s: float) -> None:
         """Run tasks until ``until()``. Raises :class:`Hang` at ``deadline_s``."""
         while not until():
-            self._tasks = [task for task in self._tasks if not task.done]
-            able = [
-                task
-                for task in self._tasks
-                if task.wake_s <= self.now_s
-                or task.ready()
-                or (task.process is not None and task.process.dead)
-            ]
+            self._wake()
+            self._changed = {task for task in self._changed if not task.done and task.ready()}
+            able = sorted(self._due | self._changed, key=lambda task: task.number)
             if able:
                 self._switch_to(self._rng.choice(able))
                 continue
-            next_s = min((task.wake_s for task in self._tasks), default=float("inf"))
+            next_s = self._sleeping[0][0] if self._sleeping else float("inf")
             if next_s > deadline_s:
-                waiting = ", ".join(task.name for task in self._tasks)
+                waiting = ", ".join(task.name for task in self._tasks.values())
                 raise Hang(f"nothing happens until {deadline_s:g} s; waiting: {waiting}")
             self.now_s = next_s
 
+    def _wake(self) -> None:
+        """Find the tasks whose time is over; drop the times of waits that have ended."""
+        while self._sleeping:
+            wake_s, number, waits = self._sleeping[0]
+            task = self._tasks.get(number)
+            is_current = task is not None and task.waits == waits and task not in self._due
+            if is_current and wake_s > self.now_s:
+                return
+            heapq.heappop(self._sleeping)
+            if task is not None and is_current:
+                self._due.add(task)
+
     def _switch_to(self, task: Task) -> None:
         self.switches += 1
+        self._due.discard(task)
+        self._changed.discard(task)
         self._current = task
         try:
             task.run.switch()
         finally:
             self._current = None
+        if task.done:  # it can have killed its own process
+            del self._tasks[task.number]
+            self._due.discard(task)
 
     def close(self) -> None:
         """End all running tasks."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
             if task.process is None:
                 task.process = Process("closing")
             task.process.dead = True
-        for task in self._tasks:
+        for task in tasks:
             for _ in range(1000):
                 if task.done or task.run.dead:
                     break
@@ -189,37 +243,42 @@ class Thread:
         return self._task is not None and not self._task.done
 
     def join(self, timeout: float | None = None) -> None:
-        active().block(lambda: not self.is_alive(), timeout)
+        ended = [self._task.ended] if self._task is not None else []
+        active().block(lambda: not self.is_alive(), timeout, on=ended)
 
 
 class Event:
     def __init__(self) -> None:
         self._set = False
+        self._waiters: Waiters = set()
 
     def set(self) -> None:
         self._set = True
+        active().changed(self._waiters)
 
     def is_set(self) -> bool:
         return self._set
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
-            active().block(lambda: self._set, timeout)
+            active().block(lambda: self._set, timeout, on=[self._waiters])
         return self._set
 
 
 class Lock:
     def __init__(self) -> None:
         self._held = False
+        self._waiters: Waiters = set()
 
     def __enter__(self) -> bool:
         if self._held:
-            active().block(lambda: not self._held)
+            active().block(lambda: not self._held, on=[self._waiters])
         self._held = True
         return True
 
     def __exit__(self, *error: object) -> None:
         self._held = False
+        active().changed(self._waiters)
 
 
 class Future:
@@ -227,13 +286,14 @@ class Future:
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
+        self.waiters: Waiters = set()
 
     def done(self) -> bool:
         return self._done
 
     def _await(self) -> None:
         if not self._done:
-            active().block(lambda: self._done)
+            active().block(lambda: self._done, on=[self.waiters])
 
     def result(self) -> Any:
         self._await()
@@ -254,9 +314,11 @@ class Future:
                 raise
         finally:
             self._done = True
+            active().changed(self.waiters)
 
     def cancel(self) -> None:
         self._error, self._done = CancelledError(), True
+        active().changed(self.waiters)
 
 
 class CancelledError(Exception):
@@ -268,6 +330,7 @@ class ThreadPoolExecutor:
         self._room, self._name = max_workers, thread_name_prefix
         self._waiting: list[tuple[Future, Callable[[], Any]]] = []
         self._running = 0
+        self._waiters: Waiters = set()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future:
         future = Future()
@@ -287,6 +350,7 @@ class ThreadPoolExecutor:
         finally:
             self._running -= 1
             self._fill()
+            active().changed(self._waiters)
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         futures = [self.submit(work, item) for item in items]
@@ -298,7 +362,7 @@ class ThreadPoolExecutor:
                 future.cancel()
             self._waiting.clear()
         if wait and self._running:
-            active().block(lambda: not self._running)
+            active().block(lambda: not self._running, on=[self._waiters])
 
     def __enter__(self) -> ThreadPoolExecutor:
         return self
@@ -321,7 +385,7 @@ def wait(futures: Collection[Future], timeout: float | None = None) -> SimpleNam
         return all(future.done() for future in futures)
 
     if not everything():
-        active().block(everything, timeout)
+        active().block(everything, timeout, on=[future.waiters for future in futures])
     done = {future for future in futures if future.done()}
     return SimpleNamespace(done=done, not_done={*futures} - done)
 

@@ -21,7 +21,7 @@ from diloco.planner.prediction import (
     predict_modes,
 )
 from diloco.planner.traffic import round_traffic
-from diloco.protocol.control_pace import FAILED_POLLS, TELEMETRY_INTERVAL_S
+from diloco.protocol.control_pace import TELEMETRY_INTERVAL_S, USUAL_FAILED_POLLS
 from diloco.protocol.reduce_cost import RoundCost, round_cost
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.simulate import main
@@ -260,7 +260,7 @@ def test_the_cost_of_a_run() -> None:
     beats = 8 * (7 * 2 + (result.wall_s - 7 * 15) / 45)
     segments = 8 * result.wall_s / TELEMETRY_INTERVAL_S
     lists, polls, records_and_leases = 2 * 3 + 2 + 8, 8 * 8, 0.9 * 2 * 8
-    polls += 8 * FAILED_POLLS  # for payloads, before there is a plan
+    polls += 8 * USUAL_FAILED_POLLS  # for payloads, before there is a plan
     assert result.puts == pytest.approx(7 * (result.traffic.puts + lists) + beats + segments)
     assert result.gets == pytest.approx(
         7 * (result.traffic.gets + polls + records_and_leases) + (1 / 4 + 1 / 10) * looks + awaited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from obstore.exceptions import GenericError
 from diloco.clock import SystemClock
 from diloco.store import s3
 from diloco.store.base import StoreUnavailable
+from diloco.store.retry import RetryingStore
 from diloco.store.transfers import Line
+from tests.diloco.clocks import ManualClock
+from tests.emulators.faults import HangUp
 from tests.emulators.http_server import Exchange, HttpServer
 
 ACCESS = {
@@ -73,24 +77,42 @@ def test_an_upload_that_fails_halves_the_limit(line: Line, monkeypatch: pytest.M
     assert line.limit == 2
 
 
+SLOW_DOWN, INTERNAL_ERROR, TOO_MANY, REQUEST_TIMEOUT, HANG_UP = (
+    (503, "SlowDown"),
+    (500, "InternalError"),
+    (429, "TooManyRequests"),
+    (400, "RequestTimeout"),
+    (0, "hang up"),
+)
+"""Status and error code of a part that is refused; 0 closes the connection instead."""
+
+
 class Uploads:
     """The multipart requests of S3, without objects: ``refusals`` are the times that each part is
-    refused, ``calls`` counts the requests by verb and part."""
+    refused, as ``refusal``; ``calls`` counts the requests by verb and part, ``sent`` the bytes of
+    parts."""
 
     def __init__(self) -> None:
         self.refusals: Counter[str] = Counter()
+        self.refusal = SLOW_DOWN
         self.calls: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
 
     def __call__(self, request: Exchange) -> None:
         query = parse_qs(request.address.query, keep_blank_values=True)
         part = query.get("partNumber", [""])[0]
         self.calls["begin" if "uploads" in query else f"{request.command}{part}"] += 1
+        if part:
+            self.sent[part] += len(request.body)
         body, headers = "<Result><ETag>x</ETag></Result>", {"ETag": "x"}
         if "uploads" in query:
             body = "<Result><Bucket>b</Bucket><Key>k</Key><UploadId>1</UploadId></Result>"
         if 0 < self.calls[f"PUT{part}"] <= self.refusals[part]:
-            body = "<Error><Code>SlowDown</Code><Message>slow</Message></Error>"
-            request.answer(503, body.encode(), "text/xml")
+            status, code = self.refusal
+            if not status:
+                raise HangUp
+            body = f"<Error><Code>{code}</Code><Message>slow</Message></Error>"
+            request.answer(status, body.encode(), "text/xml")
         else:
             request.answer(200, body.encode(), "text/xml", headers)
 
@@ -111,16 +133,42 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("line", "_small")
+@pytest.mark.parametrize(
+    "refusal", [SLOW_DOWN, INTERNAL_ERROR, TOO_MANY, HANG_UP], ids=lambda refusal: refusal[1]
+)
 def test_an_interrupted_upload_continues_with_the_parts_that_are_stored(
-    uploads: tuple[Uploads, dict[str, str]],
+    uploads: tuple[Uploads, dict[str, str]], refusal: tuple[int, str]
 ) -> None:
+    """Only the bytes of the part that failed are sent again."""
     server, access = uploads
+    server.refusal = refusal
     server.refusals["3"] = 20
     s3.ObstoreStore("s3://bucket/run", environment=access).put_stream(
         "a", lambda: [bytes(1000)] * 5
     )
     once = dict.fromkeys(("begin", "PUT1", "PUT2", "PUT4", "PUT5", "POST"), 1)
     assert server.calls == once | {"PUT3": 21}
+    assert server.sent == dict.fromkeys("1245", 1000) | {"3": 21_000}
+
+
+@pytest.mark.usefixtures("line", "_small")
+def test_an_upload_with_a_part_that_is_refused_starts_again(
+    uploads: tuple[Uploads, dict[str, str]],
+) -> None:
+    """obstore does not retry this status; the whole object is sent again
+    (docs/adr/0036-uploads-that-continue.md)."""
+    server, access = uploads
+    server.refusal = REQUEST_TIMEOUT
+    server.refusals["5"] = 1
+    store = RetryingStore(
+        s3.ObstoreStore("s3://bucket/run", environment=access),
+        clock=ManualClock(),
+        rng=random.Random(0),
+        deadline_s=60.0,
+    )
+    store.put_stream("a", lambda: [bytes(1000)] * 5)
+    assert (server.calls["begin"], server.calls["DELETE"], server.calls["POST"]) == (2, 1, 1)
+    assert server.sent["5"] == 2000
 
 
 @pytest.mark.usefixtures("line", "_small")
