@@ -1,7 +1,8 @@
 """``python -m diloco.export URI DIR``: export the weights of a run for ``from_pretrained``.
 
 Reads the final weights, or the newest checkpoint if the run has not ended, and writes the files of
-Transformers' ``save_pretrained``: ``config.json``, ``model.safetensors`` and the tokenizer.
+Transformers' ``save_pretrained`` (``config.json``, ``model.safetensors`` and the tokenizer) and a
+model card.
 ``--push-to-hub NAME`` uploads the directory to the Hugging Face Hub with its own client and login
 (``hf auth login`` or ``HF_TOKEN``).
 
@@ -38,6 +39,7 @@ from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.evaluation.weights import load_into
 from diloco.integrations.peft import ADAPTER, write_adapter
+from diloco.model_card import Origin, write_card
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
@@ -62,16 +64,13 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
     try:
         if final := read_final(store):
             config = json.loads(get_object(store, final.config))
-            tensors, source = (
-                load_tensors(store, final.weights),
-                f"final weights, round {final.round}",
-            )
+            tensors = load_tensors(store, final.weights)
+            source, round_ = f"final weights, round {final.round}", final.round
+            summary = json.loads(get_object(store, final.summary))
         elif newest := newest_manifest(store):
             config = _described(document, loaded_tokenizer)
-            tensors, source = (
-                load_tensors(store, newest.weights),
-                f"checkpoint, round {newest.round}",
-            )
+            tensors, summary = load_tensors(store, newest.weights), {}
+            source, round_ = f"checkpoint, round {newest.round}", newest.round
         else:
             raise ValueError(
                 f"expected weights of run {document.name!r} at {store.uri}, "
@@ -88,6 +87,14 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
         model.save_pretrained(folder)
     if loaded_tokenizer is not None:
         loaded_tokenizer.transformer.save_pretrained(folder)
+    origin = Origin(
+        document=document,
+        source=source,
+        round=round_,
+        library="peft" if ADAPTER in config else "transformers",
+        summary=summary if isinstance(summary, dict) else {},
+    )
+    write_card(folder, origin)
     return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import User
 
+from diloco.model_card import table_text
 from diloco.protocol import keys
 from diloco.protocol.records import BadRecord, FinalManifest, StoredObject
 from diloco.store.base import MissingKey, Store, StoreError
@@ -28,7 +29,7 @@ from runs.credentials.vault import open_credential
 from runs.exceptions import ActionRefused
 from runs.export import hub_files
 from runs.export.hub_files import Extra, Source
-from runs.export.model_card import card, table_text
+from runs.export.model_card import card
 from runs.ingest.objects import DigestMismatch, fetch
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Credential, Event

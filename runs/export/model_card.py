@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diloco.model_card import HELD_OUT, table_text
 from runs.export.hub_files import Extra
 from runs.models import Checkpoint, Evaluation, Run
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 MOST_METRICS = 200
-OWN_DATA = "held-out data of the run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def _measured(checkpoint: Checkpoint) -> Iterator[Measured]:
     """The metrics of the checkpoint's round: the loss of the replicas, then the evaluations."""
     run: Run = checkpoint.run
     if run.eval_round == checkpoint.round and run.eval_loss and math.isfinite(run.eval_loss):
-        yield Measured(name="loss", value=run.eval_loss, stderr=None, data=OWN_DATA)
+        yield Measured(name="loss", value=run.eval_loss, stderr=None, data=HELD_OUT)
     evaluations = Evaluation.objects.filter(
         run=run, round=checkpoint.round, state=Evaluation.State.SUCCEEDED
     )
@@ -142,8 +141,3 @@ def card(
         "",
     ]
     return "\n".join(lines)
-
-
-def table_text(text: str) -> str:
-    """User text that is safe inside a Markdown table."""
-    return re.sub(r"[|`<>\[\]\r\n\\]", " ", text).strip() or "a run"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from torch import Tensor, nn
 
 from diloco import replica
@@ -241,6 +242,8 @@ def test_a_run_ends_as_a_directory_for_from_pretrained(
     training = loaded(workload)
     result = training.evaluate(model)
     summary = json.loads(next(uri.glob("final/*/summary.json")).read_text())
+    (measured,) = ModelCard.load(folder / "README.md").data.eval_results
+    assert (measured.metric_type, measured.metric_value) == ("loss", summary["eval_loss"])
     assert result.loss == pytest.approx(summary["eval_loss"])
     assert result.loss < training.evaluate(training.build_model()).loss
     ids = tokenizer("Island", return_tensors="pt")
@@ -312,4 +315,4 @@ def test_hub_errors_are_shown_and_results_uploaded(text_file: Path, tmp_path: Pa
         ]
         pushed = hub.files["model.safetensors"]
         assert pushed == (tmp_path / "model" / "model.safetensors").read_bytes()
-        assert {"config.json", "tokenizer.json"} <= set(hub.files)
+        assert {"config.json", "tokenizer.json", "README.md"} <= set(hub.files)
