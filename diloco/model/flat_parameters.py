@@ -7,7 +7,7 @@ adjacent in it, so that a fragment is a slice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,8 +188,7 @@ class Layout:
         vector = torch.empty(numel, dtype=torch.float32, pin_memory=on_gpu)
         for piece in self._pieces(fragment):
             vector[piece.at : piece.stop].copy_(piece.values, non_blocking=on_gpu)
-        if on_gpu:
-            torch.cuda.synchronize()
+        wait_for_copies(parameter.device for parameter in self._parameters)
         return vector
 
     @torch.no_grad()
@@ -276,6 +275,13 @@ def _buffer_slot(name: str, buffer: Tensor) -> Slot:
         embedding=True,
         buffer=True,
     )
+
+
+def wait_for_copies(devices: Iterable[torch.device]) -> None:
+    """Wait for the copies to the host that this thread has enqueued on these devices: for its own
+    stream on each, so that kernels of other streams go on."""
+    for device in {device for device in devices if device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _rounded(slot: Slot, values: Tensor) -> Tensor:
