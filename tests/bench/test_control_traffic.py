@@ -80,3 +80,12 @@ def test_replicas_of_short_rounds_write_every_heartbeat() -> None:
     a_round = control_requests(settings, replicas=3, rounds=1, wall_s=short.seconds)
     counted = sum(3 * n for (_, verb), n in short.requests.items() if verb != "GET")
     assert a_round.puts == pytest.approx(counted, rel=0.25)
+
+
+def test_a_round_late_in_a_run_writes_as_many_bytes_of_records() -> None:
+    early, late = (
+        measure(Case(replicas=3, rounds=1, round_s=10, warm_up=rounds)).log_bytes
+        for rounds in (3, 40)
+    )
+    assert early > 0
+    assert late == pytest.approx(early, rel=0.03)  # numbers have more digits
