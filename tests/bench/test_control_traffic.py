@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from bench.support.control_traffic import Case, Measured, measure
@@ -89,3 +91,12 @@ def test_a_round_late_in_a_run_writes_as_many_bytes_of_records() -> None:
     )
     assert early > 0
     assert late == pytest.approx(early, rel=0.03)  # numbers have more digits
+
+
+def test_no_log_handler_of_a_simulated_replica_remains() -> None:
+    """Its lock belongs to the simulation, and each later line of the library would fail."""
+    logger = logging.getLogger("diloco")
+    before = logger.handlers[:]
+    measure(Case(replicas=2, rounds=1, round_s=10, warm_up=1))
+    assert logger.handlers == before
+    logger.error("still logged")

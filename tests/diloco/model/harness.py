@@ -316,7 +316,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.training.round_packs.BLOCK": 2,
     }
     logger = logging.getLogger("diloco")
-    level = logger.level
+    level, handlers = logger.level, logger.handlers[:]
     with contextlib.ExitStack() as stack:
         stack.enter_context(virtual_time.activated(harness.scheduler))
         for name, value in patches.items():
@@ -330,6 +330,8 @@ def virtual(harness: Harness) -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
+            # A killed process leaves its handler, whose lock works during the run alone.
+            logger.handlers[:] = handlers
 
 
 __all__ = ["Command", "Commit", "Harness", "ReplicaError", "Scenario", "StoreError", "virtual"]
