@@ -23,7 +23,8 @@ from bench.support.noted import NotedRequests
 from diloco.protocol.parallel_reads import ExpectedReads, read_parts
 from diloco.store.transfers import BYTES_IN_FLIGHT, Line
 from tests.diloco.model import virtual_time
-from tests.diloco.model.virtual_time import Process, Scheduler
+from tests.diloco.model.virtual_line import LineOfEach
+from tests.diloco.model.virtual_time import Process, Scheduler, Waiters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +34,6 @@ class Exchanged:
 
     seconds: tuple[float, ...]
     requests: tuple[tuple[tuple[float, int, str, str], ...], ...]
-
-
-class _LineOfProcess:
-    """The line of the replica that runs now."""
-
-    def __init__(self, scheduler: Scheduler, budget_bytes: int) -> None:
-        self._scheduler = scheduler
-        self._budget_bytes = budget_bytes
-        self._lines: dict[Process | None, Line] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        process = self._scheduler.process
-        if process not in self._lines:
-            self._lines[process] = Line(clock=self._scheduler, budget_bytes=self._budget_bytes)
-        return getattr(self._lines[process], name)
 
 
 class TracedStore(NotedRequests, LineStore):
@@ -66,7 +52,7 @@ class TracedStore(NotedRequests, LineStore):
 def virtual(budget_bytes: int) -> Iterator[Scheduler]:
     """Run exchanges on virtual threads; a replica has ``budget_bytes`` for parts that it reads."""
     scheduler = Scheduler(random.Random(0))
-    line = _LineOfProcess(scheduler, budget_bytes)
+    line = LineOfEach(scheduler, budget_bytes)
     with contextlib.ExitStack() as stack:
         stack.enter_context(virtual_time.activated(scheduler))
         for name, value in (
@@ -100,6 +86,7 @@ def exchange(
     settings = bare_settings(replicas=replicas, plan=plan)
     with virtual(budget_bytes) as scheduler:
         arrived: dict[int, int] = {}
+        waiting: Waiters = set()
         stores = []
 
         def train(number: int) -> None:
@@ -112,7 +99,8 @@ def exchange(
             vector = torch.randn(numel, generator=torch.Generator().manual_seed(number))
             for round in range(1, warm + rounds + 1):
                 arrived[round] = arrived.get(round, 0) + 1
-                scheduler.block(lambda round=round: arrived[round] == replicas)
+                scheduler.changed(waiting)
+                scheduler.block(lambda round=round: arrived[round] == replicas, on=[waiting])
                 starts.setdefault(round, scheduler.monotonic())
                 member.round(round, vector)
                 ends[round] = scheduler.monotonic()

@@ -28,11 +28,11 @@ from diloco.protocol.parallel_reads import ExpectedReads, read_parts
 from diloco.protocol.records import Command, Commit
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
-from diloco.store.transfers import Line
 from diloco.syncer import Syncer
 from diloco.training.sweep import sweep
 from tests.diloco.model import virtual_time
 from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
+from tests.diloco.model.virtual_line import LineOfEach
 from tests.diloco.model.virtual_time import Process, Scheduler
 
 COORDINATES = 2048
@@ -263,20 +263,6 @@ class QuietUsage:
 
     def read(self) -> dict[str, float]:
         return {}
-
-
-class LineOfEach:
-    """The line to the stores of the process that runs: each one has its own, in virtual time."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._lines: dict[Process | None, Line] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        process = self._scheduler.process
-        if process not in self._lines:
-            self._lines[process] = Line(clock=self._scheduler)
-        return getattr(self._lines[process], name)
 
 
 @contextlib.contextmanager
