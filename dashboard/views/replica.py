@@ -75,14 +75,19 @@ def has_pace(replica: Replica) -> bool:
 @require_safe
 @never_cache
 def log(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
-    """The backend's log of one attempt: ``?attempt=2&after=<position>``."""
+    """The backend's log of one attempt: ``?attempt=2&after=<position>``; with ``text=1`` as plain
+    text, for browsers without JavaScript."""
     run = run_to_see(request, run_id)
     try:
         wanted = int(request.GET.get("attempt", ""))
     except ValueError:
         return HttpResponseBadRequest("expected the number of an attempt")
     attempt = attempt_or_404(run, number, wanted)
-    return JsonResponse(attempt_log(attempt, after=request.GET.get("after", "")[:500]))
+    found = attempt_log(attempt, after=request.GET.get("after", "")[:500])
+    if request.GET.get("text"):
+        text = found["unknown"] or "\n".join(found["lines"]) or "No output yet."
+        return HttpResponse(text + "\n", content_type="text/plain; charset=utf-8")
+    return JsonResponse(found)
 
 
 @require_POST

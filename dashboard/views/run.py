@@ -20,6 +20,7 @@ from dashboard.views.access import run_to_see
 from dashboard.views.activity import activity_context
 from dashboard.views.checkpoints import checkpoint_context
 from dashboard.views.evaluations import evaluation_context
+from dashboard.views.plain_lists import plain_context
 from dashboard.views.view_menu import run_view_menu
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
@@ -52,6 +53,8 @@ RAIL_COOKIE = "run-rail"
 loads."""
 DENSE_RAIL = 24
 """More replicas are dots alone in the rail; ``static/js/run/rail.js`` has the same number."""
+NEWEST = 12
+"""Latest events on the overview, without JavaScript."""
 MAX_LOG_LINES = 2000
 START_STEPS = (
     "Queued",
@@ -76,7 +79,10 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
     fragments = run.settings.num_fragments
     size = GPT_SIZES.get(str(run.workload.get("size", "")))
     header, shown = selectors.run_header(run), banners(run)
-    replicas = list(run.replicas.order_by("number").values("number", "state"))
+    replicas = list(run.replicas.order_by("number").values("number", "state", "pool_id"))
+    pools = list(run.pools.select_related("credential"))
+    tab = tab if tab in TABS else TABS[0]
+    latest = activity_context(request, run)
     context = {
         "run": run,
         "header": header,
@@ -92,7 +98,7 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "heat": heat_frame([one["number"] for one in replicas]),
         "start_steps": START_STEPS,
         "dense": len(replicas) > DENSE_RAIL,
-        "tab": tab if tab in TABS else TABS[0],
+        "tab": tab,
         "tabs": TABS,
         "log_filters": request.GET if tab == "logs" else {},
         "may": allowed_actions(run),
@@ -100,10 +106,12 @@ def detail(request: HttpRequest, run_id: Any) -> HttpResponse:
         "sections": settings_sections(run),
         "rail_closed": request.COOKIES.get(RAIL_COOKIE) == "closed",
         "findings": findings.of_run(run),
-        **activity_context(request, run),
+        **latest,
+        "newest": latest["rows"][:NEWEST],
         "mirrors": trackers.mirror_rows(run),
         "tracker_choices": trackers.choices(run),
-        "pools": run.pools.all(),
+        "pools": pools,
+        **plain_context(request, run, tab, pools=pools, replicas=replicas),
         "can_view": permissions.can_view(request.user),
         **run_view_menu(request, run),
         "size": size,

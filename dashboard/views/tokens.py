@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -15,7 +14,6 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.forms.fields import StyledForm
-from dashboard.presentation import formats
 from dashboard.views.access import signed_in
 from runs import permissions
 from runs.actions import api_tokens as service
@@ -84,18 +82,9 @@ def _page(
             {
                 "row": row,
                 "expired": row.expires_at is not None and row.expires_at <= now,
-                "made": _ago(row.created_at, now),
-                "used": _ago(row.last_used_at, now),
             }
             for row in service.tokens_of(signed_in(request))
         ],
         "can_submit": permissions.can_submit(request.user),
     }
     return render(request, "account/tokens.html", context, status=status)
-
-
-def _ago(at: datetime | None, now: datetime) -> str:
-    if at is None:
-        return ""
-    age = formats.age((now - at).total_seconds())
-    return "just now" if age == "now" else f"{age} ago"

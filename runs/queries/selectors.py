@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from archipelago import rows
 from runs import live_stream
+from runs.backends.health import is_stale
 from runs.json_values import finite, json_value, mapping, row_of
 from runs.metrics import charts, round_strips
 from runs.metrics.blocks import Points
@@ -141,23 +142,27 @@ def runs_to_delete() -> QuerySet[Run]:
 
 
 def run_header(run: Run) -> dict[str, Any]:
-    """Summary of a run. Makes no query for a run from :func:`runs_for`."""
+    """Summary of a run. Makes no query for a run from :func:`runs_for`.
+
+    Pace and remaining time hold only at present: they are null for a run without recent data.
+    """
     if not hasattr(run, "live_count"):
         run = with_header(Run.objects.filter(pk=run.pk)).get()
     annotated: Any = run  # the model lacks the annotations of with_header
-    active, settings = run.state in RUN_LIVE, run.settings
+    settings = run.settings
+    current = run.state in RUN_LIVE and not is_stale(run, now=timezone.now())
     return row_of(
         rows.RunHeader,
         run,
         id=str(run.pk),
         owner=run.owner.get_username(),
-        tokens_per_s=finite(run.tokens_per_s) if active else None,
+        tokens_per_s=finite(run.tokens_per_s) if current else None,
         live=annotated.live_count,
         alerts=annotated.alert_count,
         quorum=settings.min_quorum,
         target=annotated.wanted or settings.num_replicas,
         total_rounds=settings.total_rounds,
-        eta_s=eta_s(run) if active and run.state != RunState.STALLED else None,
+        eta_s=eta_s(run) if current and run.state != RunState.STALLED else None,
         goodput=goodput(run.phase_s),
         cost_known=not annotated.unpriced,
         usd_h=finite(annotated.usd_h),

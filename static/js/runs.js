@@ -50,7 +50,7 @@ function runsPage() {
     setText(cell("eval_loss"), format.loss(run.eval_loss));
     setText(cell("train_loss"), format.loss(run.train_loss));
     setText(cell("tokens"), format.count(run.tokens));
-    setText(cell("tokens_per_s"), format.count(run.tokens_per_s));
+    setText(cell("tokens_per_s"), format.count(isStale(run) ? null : run.tokens_per_s));
     setText(cell("goodput"), format.percent(run.goodput));
     setText(cell("cost"), format.spent(run.cost_usd, run.cost_known));
     setText(cell("rate"), format.rate(run.usd_h, run.usd_h_known));
@@ -113,7 +113,12 @@ function runsPage() {
       const end = to ? Date.parse(to) : Date.now();
       setText(cell, from ? format.elapsed((end - Date.parse(from)) / 1000) : format.UNKNOWN);
     }
-    for (const [id, run] of silence) $('[data-f="silent"]', rows.get(id)).hidden = !isStale(run);
+    for (const [id, run] of silence) {
+      const stale = isStale(run);
+      $('[data-f="silent"]', rows.get(id)).hidden = !stale;
+      const speed = $('[data-f="tokens_per_s"]', rows.get(id)); // null if it is not shown
+      if (stale) setText(speed, format.UNKNOWN); // no longer current
+    }
     showStale($$('[data-f="silent"]:not([hidden])').length);
   }
 

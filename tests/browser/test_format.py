@@ -22,6 +22,7 @@ AXES = {
     "short 9990 9995 10000 10005": ["9,990", "9,995", "10.000k", "10.005k"],
     "short -0.00002 0 0.00002": ["-2.00e-5", "0", "2.00e-5"],
     "size 1950000 1950500 1951000": ["1.9500 MB", "1.9505 MB", "1.9510 MB"],
+    "size 1887e12 1888e12 1889e12": ["1.887 PB", "1.888 PB", "1.889 PB"],
     "count 1000000 1002000 null 1004000": ["1.000M", "1.002M", "", "1.004M"],
     "duration 7200 7210 7220": ["2:00:00", "2:00:10", "2:00:20"],
     "duration 200 200.5 201": ["0:03:20.0", "0:03:20.5", "0:03:21.0"],
@@ -51,7 +52,7 @@ def test_server_and_browser_format_numbers_alike(page: Page) -> None:
 
     small = [None, 0, 0.004, 0.5, 1.5, 2.25, 7.349, 9.94, 9.96, 59.4, 61, 999.5]
     large = [9_999, 10_000, 99_950, 123_456, 999_999, 1_966_080, 59_000_000, 2.5e9, 86_400, 90_061]
-    values = [*small, *large, 1.888e15]
+    values = [*small, *large, 80e9, 999.6e9, 2.345e12, 1.888e15]
     for name in ("count", "size", "loss", "duration", "elapsed", "age", "percent"):
         result = page.evaluate(f"(values) => {{ {SOURCE}\n return values.map({name}); }}", values)
         assert result == [getattr(formats, name)(value) for value in values], name

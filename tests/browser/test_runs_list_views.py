@@ -223,6 +223,17 @@ def test_silent_run_is_marked(window: Window, site: Site, empty: None) -> None:
     window.shoot(of_run, "run-stale", full=False)
 
 
+def test_a_run_that_falls_silent_loses_its_speed(window: Window, site: Site, empty: None) -> None:
+    site.seed("name='Falls silent', committed=3")
+    page = window.open("/?columns=state,name,speed")
+    speed = page.locator("[data-run] [data-f=tokens_per_s]")
+    expect(speed).to_have_text("22.4k")
+    expect(page.locator("[data-conn]")).to_have_text("Live")
+    page.locator("[data-banner=stale]").evaluate("banner => { banner.dataset.after = -1; }")
+    expect(speed).to_have_text("–")
+    expect(page.locator("[data-run] [data-f=silent]")).to_be_visible()
+
+
 def test_keyboard_shortcuts(window: Window, runs: list[str]) -> None:
     page = window.open("/")
     page.keyboard.press("?")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import html
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -203,6 +205,17 @@ def test_log_lines_are_followed_from_a_position(client: Client, run: Run, modal:
     modal.lines.append("c")
     assert client.get(address, {"attempt": 4, "after": "2"}).json()["lines"] == ["c"]
     assert client.get(address, {"attempt": 1}).json()["ended"] is True
+
+
+def test_the_log_is_plain_text_without_javascript(client: Client, run: Run, modal: Stub) -> None:
+    page = client.get(url("replica", run, 3)).content.decode()
+    link = re.search(r'<noscript><p class="table-more"><a class="btn btn-s" href="([^"]*)"', page)
+    assert link is not None
+    modal.lines = ["<b>a", "b"]
+    response = client.get(html.unescape(link[1]))
+    assert response.content == b"<b>a\nb\n"
+    assert response["Content-Type"] == "text/plain; charset=utf-8"
+    assert response["X-Content-Type-Options"] == "nosniff"
 
 
 def test_an_unavailable_backend_log_is_reported_without_an_error_page(

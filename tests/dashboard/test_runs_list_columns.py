@@ -241,11 +241,16 @@ def test_silent_runs_are_marked_as_stale(
     old = timezone.now() - timedelta(seconds=health.STALE_RUN_S + 5)
     for name, state in (("a", "running"), ("b", "running"), ("c", "succeeded")):
         seed.run(operator_user, name=name, committed=1, replicas=1, state=state)
-    Run.objects.update(last_seen_at=timezone.now())
+    Run.objects.update(last_seen_at=timezone.now(), tokens_per_s=1234.0, round_s=10.0)
     Run.objects.filter(name__in=("a", "c")).update(last_seen_at=old)
-    response = client.get("/?sort=name")
+    response = client.get("/?sort=name&columns=state,name,speed")
     assert [row["stale"] for row in response.context["rows"]] == [True, False, False]
     page = response.content.decode()
+    assert re.findall(r'data-f="tokens_per_s">([^<]*)<', page) == ["–", "1,234", "–"]
+    by_name = {run["name"]: run for run in client.get("/runs.json").json()["runs"]}
+    assert [by_name[n]["tokens_per_s"] for n in "ab"] == [None, 1234.0]
+    assert by_name["a"]["eta_s"] is None
+    assert by_name["b"]["eta_s"] > 0
     assert re.search(r'data-banner="stale"[^>]*status">', page)
     assert "<span data-n>1</span> silent" in page
     for name, hidden in (("a", False), ("b", True)):

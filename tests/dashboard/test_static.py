@@ -54,6 +54,18 @@ def test_templates_have_no_inline_code(path: Path) -> None:
         assert "src=" in script
 
 
+BARE_TIME = re.compile(r"\|(?:date|time|timesince|timeuntil)\b(?!:[\"']c[\"'])|{% now\b")
+"""A time as text. ISO 8601 (``c``) is for attributes."""
+
+
+def test_times_are_written_by_one_component() -> None:
+    """The tags of ``ui`` write ``<time>``, which the browser changes to its zone."""
+    assert BARE_TIME.search('{{ at|date:"Y-m-d" }}')
+    for path in TEMPLATES:
+        text = re.sub(r"<time\b.*?</time>", "", path.read_text(), flags=re.DOTALL)
+        assert not BARE_TIME.search(text), path.name
+
+
 @pytest.mark.parametrize("path", TEMPLATES + OWN, ids=lambda p: p.name)
 def test_pages_load_nothing_from_other_hosts(path: Path) -> None:
     text = path.read_bytes().decode(errors="ignore").replace("http://www.w3.org/2000/svg", "")

@@ -29,7 +29,21 @@ def test_count(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "–"), (0, "0 B"), (999, "999 B"), (999_999, "1.00 MB"), (1_950_000, "1.95 MB")],
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (999_999, "1.00 MB"),
+        (1_950_000, "1.95 MB"),
+        (999_400_000, "999 MB"),
+        (999_600_000, "1.00 GB"),
+        (80e9, "80.0 GB"),
+        (999.6e9, "1.00 TB"),
+        (2.345e12, "2.35 TB"),
+        (999.4e12, "999 TB"),
+        (1_888e12, "1.89 PB"),
+        (999.4e15, "999 PB"),
+    ],
 )
 def test_size(value: float | None, text: str) -> None:
     assert formats.size(value) == text
