@@ -26,6 +26,7 @@ from playwright.sync_api import (
     Browser,
     BrowserContext,
     ConsoleMessage,
+    Locator,
     Page,
     expect,
     sync_playwright,
@@ -47,6 +48,7 @@ PASSWORD = "correct horse battery"
 PATIENCE_MS = int(os.environ.get("PATIENCE_MS", "240000"))
 """Timeout of expectations. Updates take at most a poll (5 s), but minutes on a busy machine."""
 OVERFLOW_MS = 20_000
+MOST_TABS = 200
 POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
@@ -344,6 +346,15 @@ def expect_address(page: Page, *parts: str) -> None:
     """Wait until the address of the page contains each of ``parts``."""
     for part in parts:
         expect(page).to_have_url(re.compile(re.escape(part)))
+
+
+def tab_to(page: Page, target: Locator, *, key: str = "Tab") -> None:
+    """Press ``key`` until ``target`` has the focus, as a user without a mouse does."""
+    for _ in range(MOST_TABS):
+        page.keyboard.press(key)
+        if target.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"{target} does not get the focus by {key}")
 
 
 def eventually(page: Page, read: Callable[[], Any], accept: Callable[[Any], bool]) -> Any:

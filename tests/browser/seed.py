@@ -52,6 +52,7 @@ def run(
     reason: str = "",
     seed: int = 1,
     age_s: float = 0.0,
+    pk: uuid.UUID | None = None,
 ) -> Any:
     """Create a run of ``replicas`` after ``committed`` rounds: curves, rounds, events and logs."""
     from runs import models
@@ -72,6 +73,7 @@ def run(
         rng=random.Random(seed),
     )
     run = models.Run.objects.create(
+        pk=pk or uuid.uuid4(),
         name=name,
         owner=owner,
         state=state,

@@ -27,6 +27,13 @@ pytestmark = pytest.mark.browser
 
 WIDTHS = (360, 800, 2560, 1280)
 """The smallest width with each of the main layouts, and a large screen; axe sees the last one."""
+EVALUATED = """
+from tests.browser import seed_evaluations as e
+run = seed.run(seed.user('olga', 'operator'), name='Local demo')
+plan = e.evaluations(run, 2, 4, name='val', tasks=e.TASKS)
+e.queue(plan, 10, state='failed', message='data: expected token shards, found none')
+print(run.pk)
+"""
 ALERTS = [
     "import datetime",
     "from django.utils import timezone",
@@ -49,6 +56,7 @@ RUN_TABS = (
     "logs",
     "system",
     "checkpoints",
+    "evaluations",
     "settings",
     "activity",
     "overview",
@@ -85,6 +93,7 @@ SCREENS = {
     "replica": "/runs/{run}/replicas/1/",
     "pool-add": "/runs/{run}/pools/add",
     "delete": "/runs/{failed}/delete",
+    "stop": "/runs/{run}/do/stop",
     **{f"many-{tab}": f"/runs/{{many}}/?tab={tab}" for tab in RUN_TABS},
     "launching": "/runs/{launching}/",
     "done": "/runs/{done}/",
@@ -93,6 +102,7 @@ SCREENS = {
     "compare-none": "/compare",
     "boards": "/boards",
     "board": "/boards/{board}",
+    "board-new": "/boards/new",
     "board-edit": "/boards/{board}/edit",
     "fleet": "/fleet",
     "fleet-filtered": "/fleet?backend=modal&owner=olga",
@@ -109,7 +119,7 @@ WITHOUT_SIGN_IN = {"sign-in": "/login", "choose": "/account/choose/MQ/none"}
 @pytest.fixture(scope="module")
 def runs(site: Site) -> dict[str, str]:
     runs = {
-        "run": site.seed("name='Local demo'"),
+        "run": site.python(EVALUATED),
         "many": site.seed(
             "name='A run with a very long name that shows how the page wraps and truncates it',"
             "state='degraded', committed=40, total_rounds=400, sync_every=10, replicas=24"
@@ -272,6 +282,62 @@ def test_bulk_confirmation_screen(
 def test_screen_without_sign_in(window: Window, name: str, contrast: Contrast) -> None:
     page = window.open(WITHOUT_SIGN_IN[name], user=None)
     problems = examine(window, page, name, contrast)
+    assert not problems, "\n".join(problems)
+
+
+ERROR_500 = """
+from django.test import RequestFactory
+from django.views.defaults import server_error
+print(server_error(RequestFactory().get("/")).content.decode())
+"""
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_error_screen(window: Window, site: Site, status: int, contrast: Contrast) -> None:
+    page = window.open(BLANK, user="vera")
+    if status == 500:  # no page of the site fails
+        body = site.python(ERROR_500)
+        page.route(
+            "**/settings/people",
+            lambda route: route.fulfill(status=500, body=body, content_type="text/html"),
+        )
+    page.goto(f"{site.url}/settings/people")
+    expect(page.locator(".code")).to_contain_text(str(status))
+    problems = examine(window, page, f"error-{status}", contrast)
+    assert not problems, "\n".join(problems)
+    window.errors[:] = [error for error in window.errors if str(status) not in error]
+
+
+def test_what_opens_on_the_run_page(
+    window: Window, runs: dict[str, str], contrast: Contrast
+) -> None:
+    page = window.open(f"/runs/{runs['many']}/?drawer=replica-23", user="admin")
+    drawer, dialog = page.locator(".drawer"), page.locator("dialog[open]")
+    problems: list[str] = []
+
+    def check(name: str, part: str) -> None:
+        problems.extend(problems_in_both_schemes(page, name, contrast, part))
+
+    expect(drawer.get_by_role("heading", name="Replica 23", exact=True)).to_be_visible()
+    check("drawer of a replica", ".drawer")
+    page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
+    page.locator(".event-link").first.click()
+    expect(drawer.locator("h2:visible")).to_contain_text("event")
+    check("drawer of an event", ".drawer")
+    page.keyboard.press("Escape")
+    for name in ("Stop", "Add panel"):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(dialog.get_by_role("button")).not_to_have_count(0)
+        check(name, "dialog[open]")
+        page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    expect(dialog.get_by_role("option")).not_to_have_count(0)
+    check("palette", "dialog[open]")
+    page.keyboard.press("Escape")
+    page.locator("[data-bell]").click()
+    expect(page.locator(".bell-panel .alert-text").first).to_be_visible()
+    check("bell", ".bell-panel")
     assert not problems, "\n".join(problems)
 
 

@@ -68,7 +68,9 @@ def test_a_step_of_one_replica_counts_with_the_newest_values_of_the_others(
     window: Window, site: Site
 ) -> None:
     run = site.seed("name='First to report', committed=6")
-    page = window.open(f"/runs/{run}/?smooth=0")
+    page = window.open(BLANK)
+    page.add_init_script(WRITTEN)
+    page.goto(f"/runs/{run}/?smooth=0")
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     for line in ("r1", "r2", "r3"):
         expect(legend(page, line)).to_have_text(NUMBER)
@@ -85,8 +87,13 @@ def test_a_step_of_one_replica_counts_with_the_newest_values_of_the_others(
     # NaN is shown until a finite value follows.
     site.publish(run, points=[points(0, 254, None, nonfinite=[[0, "nan"]])])
     expect(legend(page, "r0")).to_have_text("NaN")
-    site.publish(run, points=[points(0, 255, 1.5)])
-    expect(legend(page, "r0")).to_have_text("1.500")
+    site.publish(run, points=[points(0, 255, 1.537)])
+    expect(legend(page, "r0")).to_have_text("1.537")
+    # The line of a highlighted replica has the newest value at its end.
+    highlighted = page.get_by_role("group", name="Highlighted replicas")
+    page.evaluate("written.length = 0")
+    highlighted.get_by_role("button", name="Replica 0").click()
+    eventually(page, lambda: page.evaluate("written"), lambda drawn: "1.537" in drawn)
 
 
 def test_the_smoothed_mean_is_within_the_band(window: Window, site: Site) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import Site, Window, eventually
 
 pytestmark = pytest.mark.browser
@@ -59,11 +60,22 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     rows = page.locator('[data-panel="activity"] .activity-what')
     eventually(page, rows.all_inner_texts, lambda texts: sum(LINES in one for one in texts) == 2)
     page.go_back()
+    page.locator('[data-rail-replicas] [data-drawer-link="replica-1"]').click()
+    drawer = page.get_by_role("complementary", name="Details")
+    in_drawer = drawer.get_by_role("region", name="Replica 1 failed: out of memory")
+    expect(in_drawer.locator(".failure-message")).to_have_text(
+        re.compile(LINES), use_inner_text=True
+    )
+    expect(page.locator("#h-failure")).to_have_count(1)  # an id names one card
+    page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
     card.get_by_role("link", name="Open log").click()
     expect(page.locator("#h-log")).to_be_in_viewport()
 
 
-def test_failed_pages_fit(window: Window, site: Site) -> None:
+def test_failed_pages_fit_and_are_accessible(
+    window: Window, site: Site, contrast: Contrast
+) -> None:
     run = site.seed("name='Fails', state='failed', committed=6")
     site.python(
         FAIL.format(run=run)
@@ -73,3 +85,5 @@ def test_failed_pages_fit(window: Window, site: Site) -> None:
         page = window.open(path, width=360)
         expect(page.get_by_role("region", name="Traceback", exact=True)).to_be_visible()
         window.fits(page, f"failure-{len(path)}", 360, 1440, full=False)
+        part = "main" if "replicas" in path else ".failure"
+        assert problems_in_both_schemes(page, path, contrast, part) == []

@@ -54,10 +54,10 @@ def open_bell(page: Page) -> None:
     expect(page.get_by_role("dialog", name="Alerts")).to_be_visible()
 
 
-def test_the_bell_counts_shows_and_reads_alerts_without_a_reload(
+def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(
     window: Window, site: Site, alerting: str
 ) -> None:
-    page = window.open("/planner", user="vera")
+    page = window.open("/alerts", user="vera")
     number = page.locator("[data-bell] [data-n]")
     page.evaluate("window.kept = true")
     expect(page.locator("[data-bell]")).to_have_attribute("role", "button")  # the script runs
@@ -67,6 +67,7 @@ def test_the_bell_counts_shows_and_reads_alerts_without_a_reload(
         + f"alert(Run.objects.get(pk='{alerting}'), 'nan', 'error', 'replica 1 reported NaN')"
     )
     expect(number).to_have_text(str(before + 1))
+    expect(page.locator("[data-alerts]")).to_contain_text("replica 1 reported NaN")
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     expect(panel).to_contain_text("replica 1 reported NaN")
@@ -120,11 +121,20 @@ def test_ctrl_k_goes_to_a_run_a_replica_a_page_and_an_action(
     expect(page.get_by_role("button", name="Stop")).to_be_focused()
 
 
-def test_on_a_phone_the_pages_are_in_a_menu(window: Window, alerting: str) -> None:
+def test_a_phone_has_a_menu_of_pages_and_a_dark_theme(window: Window, alerting: str) -> None:
     page = window.open("/alerts", user="vera", width=390)
     text = page.locator(".alert-row .alert-text").first
     eventually(page, lambda: text.evaluate("(part) => part.clientWidth"), lambda wide: wide > 280)
     expect(page.locator(".topnav")).to_be_hidden()
+    body = page.locator("body")
+    light = body.evaluate("element => getComputedStyle(element).backgroundColor")
+    page.locator(".topbar .menu:not(.topmenu) > summary").click()
+    page.get_by_role("button", name="Dark").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    expect(body).not_to_have_css("background-color", light)
+    page.get_by_role("button", name="Light").click()
+    expect(body).to_have_css("background-color", light)
+    page.keyboard.press("Escape")
     page.locator(".topmenu > summary").click()
     window.shoot(page, "topmenu-390", full=False)
     page.locator(".topmenu").get_by_role("link", name="Spend").click()

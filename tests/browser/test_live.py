@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import BLANK, NO_SHARED_WORKER, Site, Window, expect_address
+from tests.browser.conftest import (
+    BLANK,
+    NO_SHARED_WORKER,
+    Site,
+    Window,
+    expect_address,
+    tab_to,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -148,11 +155,15 @@ def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) 
     expect(dot).to_have_attribute("data-state", "offline")
     window.shoot(page, "run-offline", full=False)
     site.python(
-        f"from runs.models import Run; Run.objects.filter(pk='{demo}').update(eval_loss=0.5)"
+        "from runs.models import Replica, Run\n"
+        f"Run.objects.filter(pk='{demo}').update(eval_loss=0.5)\n"
+        f"Replica.objects.filter(run='{demo}', number=1).update(state='failed')"
     )
     page.unroute("**/snapshot.json?*")
     expect(dot).to_have_attribute("data-state", "polling")
     expect(page.locator('[data-s="eval_loss"]')).to_have_text("0.500")
+    findings = page.get_by_role("region", name="Findings")
+    expect(findings).to_contain_text("replica 1 failed")
     page.unroute("**/stream?*")
     is_live(page)
     window.errors.clear()  # the aborted requests
@@ -273,23 +284,28 @@ def test_charts_and_heatmap_by_keyboard(window: Window, demo: str) -> None:
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
 
 
-def test_stop_dialog_shows_the_consequences_and_stops(
-    window: Window, site: Site, demo: str
-) -> None:
+def test_a_run_is_stopped_by_keyboard_alone(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)
-    page.get_by_role("button", name="Stop", exact=True).click()
+    stop = page.get_by_role("button", name="Stop", exact=True)
+    tab_to(page, stop)
+    page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("6 of 20")
     window.shoot(page, "stop-dialog", full=False)
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
-    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(stop).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    tab_to(page, page.get_by_role("button", name="Stop run"))
     with page.expect_navigation():
-        page.get_by_role("button", name="Stop run").click()
+        page.keyboard.press("Enter")
     is_live(page)
     expect(page.locator('[data-s="state"]')).to_have_text("stopping")
-    page.get_by_role("button", name="Stop", exact=True).click()  # a second stop, by force
+    tab_to(page, stop)
+    page.keyboard.press("Space")  # a second stop, by force
     expect(page.get_by_role("radio", name="Stop the machines now")).to_be_checked()
-    page.get_by_role("button", name="Stop run").click()
+    tab_to(page, page.get_by_role("button", name="Stop run"))
+    page.keyboard.press("Space")
     expect(page.locator('[data-s="why"]')).to_have_text("stopped by force by olga")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -14,7 +15,10 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def page(window: Window, site: Site) -> Page:
-    run = site.seed("name='Panels', committed=20, replicas=4, total_rounds=40")
+    pk = f"0{uuid.uuid4().hex[1:]}"  # a 0 at the start of the address is no placeholder
+    run = site.seed(
+        f"pk=seed.uuid.UUID('{pk}'), name='Panels', committed=20, replicas=4, total_rounds=40"
+    )
     page = window.open(f"/runs/{run}/")
     expect(page.locator('[data-plot="loss"] [data-legend] button')).not_to_have_count(0)
     return page
@@ -192,6 +196,12 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     page.goto(page.url + "?drawer=replica-1")
     expect(drawer.get_by_role("heading", name="Replica 1")).to_be_visible()
     page.get_by_label("Close details").click()
+    expect(drawer).to_be_hidden()
+    page.locator(".event-link", has_text="all replicas live").click()
+    expect(drawer.locator(".failure-message")).to_have_text("all replicas live")
+    expect(drawer.locator(".drawer-facts")).to_contain_text("provisioning")
+    expect_address(page, "drawer=event-")
+    page.keyboard.press("Escape")
     expect(drawer).to_be_hidden()
     toggle = page.get_by_role("button", name="Findings, replicas and notes")
     toggle.click()

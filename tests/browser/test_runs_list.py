@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow
+from tests.browser.conftest import Site, Window, expect_address, overflow, tab_to
 
 pytestmark = pytest.mark.browser
 
@@ -116,7 +116,7 @@ def test_a_completion_replaces_what_was_typed_since_it_was_listed(
     expect(field).to_have_value("owner:")
 
 
-def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> None:
+def test_runs_are_compared_by_keyboard_alone(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
     for key in "jxjx":
         page.keyboard.press(key)
@@ -124,27 +124,34 @@ def test_shortcuts_select_runs_to_compare(window: Window, runs: list[str]) -> No
     expect_address(page, "sel=")
     page.reload()
     expect(page.get_by_text("2 selected")).to_be_visible()
-    page.get_by_role("link", name="Tokens", exact=True).click()
+    tab_to(page, page.get_by_role("link", name="Tokens", exact=True))
+    page.keyboard.press("Enter")
     expect(page.locator("th[aria-sort]")).to_have_text("Tokens")
     expect(page.get_by_text("2 selected")).to_be_visible()
-    page.get_by_role("button", name="Compare").click()
+    tab_to(page, page.get_by_role("button", name="Compare"))
+    page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Compare 2 runs")
-    page.get_by_role("link", name="Change selection").click()
+    tab_to(page, page.get_by_role("link", name="Change selection"))
+    page.keyboard.press("Enter")
     expect(page.get_by_text("2 selected")).to_be_visible()
-    page.get_by_role("button", name="Clear").click()
+    tab_to(page, page.get_by_role("button", name="Clear"))
+    page.keyboard.press("Space")
     expect(page.locator("[data-bulk]")).to_be_hidden()
     expect(page).not_to_have_url(re.compile("sel="))
 
 
-def test_stop_confirms_and_returns_to_the_list(window: Window, runs: list[str]) -> None:
+def test_runs_are_stopped_by_keyboard_alone(window: Window, runs: list[str]) -> None:
     page = window.open("/?q=state:active&sort=name")
-    page.get_by_label("Select all on this page").check()
+    tab_to(page, page.get_by_label("Select all on this page"))
+    page.keyboard.press("Space")
     expect(page.get_by_text("3 selected")).to_be_visible()
-    page.get_by_role("button", name="Stop").click()
+    tab_to(page, page.get_by_role("button", name="Stop"), key="Shift+Tab")
+    page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Stop 2 runs?")
     expect(page.get_by_text("1 belongs to other users")).to_be_visible()
     window.shoot(page, "runs-stop")
-    page.get_by_role("button", name="Stop 2 runs").click()
+    tab_to(page, page.get_by_role("button", name="Stop 2 runs"))
+    page.keyboard.press("Enter")
     expect(page.get_by_text("2 stopping")).to_be_visible()
     expect_address(page, "q=state%3Aactive")
 

@@ -12,6 +12,15 @@ from tests.browser.conftest import Site, Window
 pytestmark = pytest.mark.browser
 
 
+CHEAPER = """
+from django.db.models import F
+from runs.models import ReplicaAttempt
+of_sofia = ReplicaAttempt.objects.filter(replica__run__owner__username="sofia")
+of_sofia.update(price_usd_h=F("price_usd_h") / 2, cost_usd=F("cost_usd") / 2)
+print(of_sofia.first().replica.run_id)
+"""
+
+
 @pytest.fixture(scope="module")
 def filled(site: Site) -> None:
     site.python(
@@ -20,7 +29,9 @@ def filled(site: Site) -> None:
     )
 
 
-def test_the_bar_of_a_day_is_as_high_as_its_sum(window: Window, filled: None) -> None:
+def test_the_bar_of_a_day_is_as_high_as_its_sum_and_follows_costs(
+    window: Window, site: Site, filled: None
+) -> None:
     page = window.open("/spend", user="vera")
     page.get_by_text("Table", exact=True).click()
     rows = page.get_by_role("table", name="Spending by day and backend").locator("tbody tr")
@@ -38,6 +49,16 @@ def test_the_bar_of_a_day_is_as_high_as_its_sum(window: Window, filled: None) ->
     for place, dollars in enumerate(sums):
         height = next((h for x, h in heights.items() if float(x) // 10 == place), 0.0)
         assert height == pytest.approx(dollars * highest, abs=0.5)
+    # The page follows the costs of runs, and the table stays open. Nothing is replaced while it has
+    # the focus.
+    page.get_by_role("heading", name="Spend", exact=True).click()
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    spent = page.locator(".sums dd").first
+    before = spent.inner_text()
+    run = site.python(CHEAPER)
+    site.publish(run, run={"id": run})
+    expect(spent).not_to_have_text(before)
+    expect(rows.first).to_be_visible()
 
 
 def test_period_filter_and_links(window: Window, filled: None) -> None:

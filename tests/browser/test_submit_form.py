@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import Site, Window, expect_address, tab_to
 from tests.browser.submit_page import open_section
 
 pytestmark = pytest.mark.browser
@@ -20,7 +20,12 @@ def test_errors_appear_at_the_field_and_disappear(window: Window) -> None:
     page = window.open("/runs/new")
     quorum = page.get_by_label("Minimum quorum")
     expect(quorum).to_be_hidden()
-    open_section(page, "Quorum, stragglers and elasticity")
+    search = page.get_by_role("searchbox", name="Search settings")
+    search.fill("batch size")
+    index = page.get_by_role("navigation", name="Sections")
+    index.get_by_role("link", name="Quorum, stragglers and elasticity").click()
+    expect(search).to_be_empty()
+    expect(quorum).to_be_in_viewport()
     quorum.fill("9")
     quorum.blur()
     error = page.locator("#id_min_quorum_error")
@@ -87,18 +92,31 @@ def test_evaluations_are_added_and_removed_before_the_launch(window: Window) -> 
     expect(row.get_by_label("Name")).to_have_value("")
 
 
-def test_refused_form_keeps_its_input_and_focuses_the_summary(window: Window) -> None:
+def test_a_run_is_submitted_by_keyboard_alone_after_a_refusal(window: Window) -> None:
+    """A refused form keeps its input and focuses the summary."""
     page = window.open("/runs/new")
-    page.get_by_label("Name", exact=True).fill("Kept")
-    page.get_by_label("Outer learning rate", exact=True).fill("-1")
-    page.get_by_role("button", name="Launch").click()
+    rate = page.get_by_label("Outer learning rate", exact=True)
+    launch = page.get_by_role("button", name="Launch")
+    tab_to(page, page.get_by_label("Name", exact=True))
+    page.keyboard.type("Kept")
+    tab_to(page, rate)
+    page.keyboard.type("-1")
+    tab_to(page, launch)
+    page.keyboard.press("Enter")
     summary = page.locator("[data-summary]")
     expect(summary).to_be_focused()
     expect(summary).to_contain_text("expected 0 or more, found -1")
     window.shoot(page, "submit-errors")
     expect(page.get_by_label("Name", exact=True)).to_have_value("Kept")
-    summary.get_by_role("link", name="Outer learning rate", exact=True).click()
+    tab_to(page, summary.get_by_role("link", name="Outer learning rate", exact=True))
+    page.keyboard.press("Enter")
     expect_address(page, "#id_outer_lr")
+    expect(rate).to_be_focused()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("0.6")
+    tab_to(page, launch)
+    page.keyboard.press("Space")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Kept")
     window.errors[:] = [e for e in window.errors if "422" not in e]
 
 

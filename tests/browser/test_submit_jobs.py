@@ -44,12 +44,14 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     rows = page.get_by_role("row").filter(has_text="Rates · inner_lr")
     expect(rows).to_have_count(3)
     expect(page.get_by_text("Waiting for its turn")).to_have_count(2)
-    site.python(
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
+    run = site.python(
         "from runs.models import Run\n"
         "for index, loss in enumerate((3.5, 2.25, 2.75)):\n"
-        "    Run.objects.filter(sweep__name='Rates', sweep_index=index).update(eval_loss=loss)"
+        "    Run.objects.filter(sweep__name='Rates', sweep_index=index).update(eval_loss=loss)\n"
+        "print(Run.objects.filter(sweep__name='Rates').first().pk)"
     )
-    page.reload()
+    site.publish(run, run={"id": run})  # the page follows, without a reload
     expect(rows.first).to_contain_text("2.25")
     expect(rows.first).to_contain_text("0.001")
     expect(page.locator(".scatter circle")).to_have_count(3)

@@ -174,6 +174,13 @@ def test_a_run_whose_replicas_were_lost_shows_the_last_one(failed: Run) -> None:
     assert f"{reason}\nOOMKilled" in text
 
 
+def test_the_rail_of_the_page_has_the_finding(failed: Run) -> None:
+    client = client_for("owner", failed.owner)
+    page = client.get(reverse("run", args=[failed.pk])).content.decode()
+    findings = page.partition("data-findings=")[2].partition("</section>")[0]
+    assert "<b>replica 1 failed</b>" in findings
+
+
 @pytest.mark.parametrize("state", ["running", "succeeded", "cancelled"])
 def test_other_runs_have_no_card(state: str) -> None:
     owner = seed.user("olga", "operator")

@@ -1,4 +1,4 @@
-"""The card of exported weights: what it says, and that it replaces only cards of its own."""
+"""The card of exported weights: its content, and that it replaces only generated cards."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ export function drawer(context) {
     const addresses = { replica: place.dataset.replica, event: place.dataset.event };
     if (!addresses[kind] || !/^\d+$/.test(number)) return;
     try {
-      const html = await getHTML(addresses[kind].replace("/0", `/${number}`));
+      const html = await getHTML(addresses[kind].replace(/\/0$/, `/${number}`));
       if (shown !== name) return;
       content.innerHTML = html;
     } catch {
