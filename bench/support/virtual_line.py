@@ -99,8 +99,10 @@ def exchange(
             vector = torch.randn(numel, generator=torch.Generator().manual_seed(number))
             for round in range(1, warm + rounds + 1):
                 arrived[round] = arrived.get(round, 0) + 1
-                scheduler.changed(waiting)
-                scheduler.block(lambda round=round: arrived[round] == replicas, on=[waiting])
+                if arrived[round] == replicas:
+                    scheduler.changed(waiting)
+                else:
+                    scheduler.block(lambda round=round: arrived[round] == replicas, on=[waiting])
                 starts.setdefault(round, scheduler.monotonic())
                 member.round(round, vector)
                 ends[round] = scheduler.monotonic()
