@@ -29,10 +29,10 @@ def newest_rounds(run: Run, *, below: int | None = None) -> list[RoundLine]:
     if below is not None:
         rounds = rounds.filter(number__lt=below)
     found = list(rounds[: MOST + 1])
-    earlier = [*found[1:], None]
+    earlier = [*found[1:], None]  # one longer if there are no rounds
     lines = [
         RoundLine(round=one, took_s=_took_s(one, before))
-        for one, before in zip(found, earlier, strict=True)
+        for one, before in zip(found, earlier, strict=False)
     ]
     return lines[:MOST]
 

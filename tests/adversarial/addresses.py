@@ -51,6 +51,7 @@ def statements_of(run: Any) -> Iterator[str]:
     yield "/api/runs"
     at = f"/runs/{run.pk}/"
     yield at
+    yield from (f"{at}?tab={tab}" for tab in ("rounds", "timeline", "replicas", "system", "logs"))
     yield from (
         at + name
         for name in (
