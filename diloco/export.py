@@ -39,7 +39,7 @@ from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
 from diloco.evaluation.weights import load_into
 from diloco.integrations.peft import ADAPTER, write_adapter
-from diloco.model_card import Origin, write_card
+from diloco.model_card import card_of_export, write_card
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
@@ -87,14 +87,14 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
         model.save_pretrained(folder)
     if loaded_tokenizer is not None:
         loaded_tokenizer.transformer.save_pretrained(folder)
-    origin = Origin(
-        document=document,
+    card = card_of_export(
+        document,
         source=source,
         round=round_,
         library="peft" if ADAPTER in config else "transformers",
         summary=summary if isinstance(summary, dict) else {},
     )
-    write_card(folder, origin)
+    write_card(folder, card)
     return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"
 
 
