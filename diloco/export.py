@@ -41,6 +41,7 @@ from diloco.evaluation.weights import load_into
 from diloco.integrations.peft import ADAPTER, write_adapter
 from diloco.model_card import card_of_export, write_card
 from diloco.protocol.group_document import GroupDocument, ProtocolMismatch
+from diloco.protocol.records import FinalManifest
 from diloco.protocol.workload import HuggingFaceWorkload
 from diloco.store.base import MissingKey, Store, StoreError
 from diloco.store.open import open_store
@@ -66,7 +67,7 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
             config = json.loads(get_object(store, final.config))
             tensors = load_tensors(store, final.weights)
             source, round_ = f"final weights, round {final.round}", final.round
-            summary = json.loads(get_object(store, final.summary))
+            summary = _summary(store, final)
         elif newest := newest_manifest(store):
             config = _described(document, loaded_tokenizer)
             tensors, summary = load_tensors(store, newest.weights), {}
@@ -92,7 +93,7 @@ def export(store: Store, folder: Path, *, tokenizer: str = "") -> str:
         source=source,
         round=round_,
         library="peft" if ADAPTER in config else "transformers",
-        summary=summary if isinstance(summary, dict) else {},
+        summary=summary,
     )
     write_card(folder, card)
     return f"{document.name}: {source}, {sum(t.numel() for t in tensors.values()):,} parameters"
@@ -120,6 +121,16 @@ def push(folder: Path, name: str, *, private: bool) -> str:
     repository = str(api.create_repo(name, private=private or None, exist_ok=True))
     api.upload_folder(repo_id=name, folder_path=folder, commit_message="Weights of a DiLoCo run")
     return repository
+
+
+def _summary(store: Store, final: FinalManifest) -> Mapping[str, Any]:
+    """The summary of the final weights; empty if it cannot be read, because only the card needs
+    it."""
+    try:
+        summary = json.loads(get_object(store, final.summary))
+    except (MissingKey, ReplicaError, ValueError, RecursionError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _tokenizer(document: GroupDocument, name: str) -> Tokenizer | None:

@@ -145,9 +145,9 @@ def card_of_export(
 def write_card(folder: Path, card: Card) -> None:
     """Write the card into a directory, unless it has one without :data:`GENERATED`."""
     path = folder / NAME
-    if path.exists() and GENERATED not in path.read_text(errors="replace"):
+    if path.exists() and GENERATED not in path.read_text("utf-8", errors="replace"):
         return
-    path.write_text(card.markdown())
+    path.write_text(card.markdown(), "utf-8", errors="replace")
 
 
 def table_text(text: str) -> str:

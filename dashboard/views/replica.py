@@ -86,7 +86,8 @@ def log(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     found = attempt_log(attempt, after=request.GET.get("after", "")[:500])
     if request.GET.get("text"):
         text = found["unknown"] or "\n".join(found["lines"]) or "No output yet."
-        return HttpResponse(text + "\n", content_type="text/plain; charset=utf-8")
+        body = f"{text}\n".encode(errors="replace")  # a backend can send lone surrogates
+        return HttpResponse(body, content_type="text/plain; charset=utf-8")
     return JsonResponse(found)
 
 

@@ -133,8 +133,10 @@ def decode_body(
     """Decode a body without checksums to (numel,) fp32, written to ``out`` if it is given. Without
     ``out`` the vector can share the memory of ``data`` and must not be modified. Raises
     :class:`BadPayload`."""
-    if not data:
+    if not numel and not data:
         return torch.empty(0, dtype=torch.float32)
+    if not data:
+        raise BadPayload(f"expected {numel} elements, found no bytes")
     try:
         return codec.decode(_tensor_of(data), numel, out)
     except ValueError as error:

@@ -251,6 +251,7 @@ class Reduction:
         """
         if self._plan.mode == GATHER:
             return self.gather()
+        self._require_digests(commit)
         try:
             with self._timings.measure("reduce", excluding="download"):
                 self._collect(commit)
@@ -259,6 +260,16 @@ class Reduction:
             self._reduce_here(commit)
         self._restore_norms()
         return self._result()
+
+    def _require_digests(self, commit: Commit) -> None:
+        """Raise :class:`CannotReduce` unless a commit names the reduced object of each shard."""
+        named = [key for key in enumerate(commit.shards) if _is_key(self._plan.round, *key)]
+        if len(named) != len(commit.shards) or len(named) != len(self._spans):
+            raise CannotReduce(
+                None,
+                f"expected the digests of {len(self._spans)} shards in the commit, found "
+                f"{len(named)} of {len(commit.shards)}",
+            )
 
     def _reduce_here(self, commit: Commit) -> None:
         """Reduce the whole fragment, as all owners together do. Raises :class:`CannotReduce`."""
@@ -294,8 +305,7 @@ class Reduction:
     def read_mean(self, digests: Mapping[int, str], *, early: bool) -> dict[int, Chunks]:
         """Read this process's part of shards into ``merged``; return the chunks that were read.
         Raises :class:`CannotReduce`."""
-        with self._timings.measure("reduce", excluding="download"):
-            return self._mean.read(digests, self.merged, early=early)
+        return self._mean.read(digests, self.merged, early=early)
 
     def _encoded(self, shard: int) -> tuple[str, MakeParts]:
         """Pass a summed shard through the reduced codec; return the digest of its encoded mean, and
@@ -450,6 +460,10 @@ def _digest_of(bodies: Iterable[memoryview]) -> str:
     for body in bodies:
         content.update(body)
     return content.hexdigest()
+
+
+def _is_key(round: int, shard: int, digest: str) -> bool:
+    return keys.parse_reduced_shard(keys.reduced_shard(round, shard, digest)) is not None
 
 
 def _direction_weight(planned: PlannedContribution, index: int, slot: Slot) -> float:

@@ -371,7 +371,8 @@ class RoundSettlement:
         action, self._memory = decide(
             view, self._memory, now_s=now_s, wall_s=wall_s, stagger_s=STAGGER_S
         )
-        if isinstance(action, Wait) and self._round_observer.expects_more:
+        is_arriving = self._plan is None and self._round_observer.expects_more
+        if isinstance(action, Wait) and is_arriving:
             return replace(action, until_s=min(action.until_s, now_s + ARRIVAL_S))
         return action
 

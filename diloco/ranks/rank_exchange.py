@@ -142,7 +142,7 @@ class RankWork:
             )
 
         return RankRound(
-            plan, place, self.store, reduction=reduction, own=own, timings=self.timings
+            plan, place, lambda: self.store, reduction=reduction, own=own, timings=self.timings
         )
 
     def _upload(self, info: PayloadInfo) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class RankReduction(Reduction):
                 writer = index % self._team.size
                 joined = self._run("join", shard=shard, writer=writer)
                 digests[shard] = self._reduced_shards[shard] = joined[writer]
-        except CannotReduce:
+        except (CannotReduce, StoreError):
             with suppress(StoreError):  # no upload outlives its round
                 self._run("finish")
             raise

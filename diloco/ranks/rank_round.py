@@ -62,15 +62,17 @@ class _Share:
 class RankRound:
     """The part of one rank in the reduction of one plan.
 
-    ``reduction`` makes the reduction of some elements by this process. ``own`` is this rank's slice
-    of the replica's own contribution, None without one.
+    ``store`` opens the store or returns it. It is called after the collective operations of a
+    method, so that an error of it leaves no other rank waiting. ``reduction`` makes the reduction
+    of some elements by this process. ``own`` is this rank's slice of the replica's own
+    contribution, None without one.
     """
 
     def __init__(
         self,
         plan: Plan,
         place: Place,
-        store: Store,
+        store: Callable[[], Store],
         *,
         reduction: Callable[[Span, Own | None], Reduction],
         own: Own | None,
@@ -79,7 +81,7 @@ class RankRound:
         self.plan = plan
         self.timings = timings
         self._place = place
-        self._store = store
+        self._open_store = store
         self._make = reduction
         self._own = own
         self._share: _Share | None = None
@@ -167,7 +169,7 @@ class RankRound:
         body = torch.cat(bodies)
         digest = share.reduction.digest_of_shard(shard, body)
         key = keys.reduced_shard(self.plan.round, shard, digest)
-        store = partial(self._store.put_stream, key, lambda: _parts(body))
+        store = partial(self._open_store().put_stream, key, lambda: _parts(body))
         self._storing.append(_called(store))
         return digest
 

@@ -38,7 +38,9 @@ def newest_rounds(run: Run, *, below: int | None = None) -> list[RoundLine]:
 
 
 def _took_s(one: Round, before: Round | None) -> float | None:
-    if before is None or one.committed_at is None or before.committed_at is None:
+    if before is None or before.number != one.number - 1:
+        return None
+    if one.committed_at is None or before.committed_at is None:
         return None
     return (one.committed_at - before.committed_at).total_seconds()
 

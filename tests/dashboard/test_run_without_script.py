@@ -85,3 +85,8 @@ def test_the_dots_of_many_replicas_are_links(
     assert [page + link for link in links] == [
         reverse("replica", args=[run.pk, n]) for n in range(3)
     ]
+
+
+def test_the_time_since_the_round_before_needs_that_round(client: Client, run: Run) -> None:
+    run.rounds.filter(number=8).delete()
+    assert "7.5 s" not in without_script(client, run, "?tab=rounds")[0]

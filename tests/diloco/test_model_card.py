@@ -71,3 +71,8 @@ def test_a_card_of_the_user_is_kept(tmp_path: Path) -> None:
     path.write_text(own)
     write_card(tmp_path, card_of(eval_loss=1.0))
     assert path.read_text() == own
+
+
+def test_a_name_that_cannot_be_encoded_leaves_the_export_whole(tmp_path: Path) -> None:
+    write_card(tmp_path, card_of("île \ud800", eval_loss=1.5))
+    assert "île ?" in (tmp_path / NAME).read_text("utf-8")

@@ -17,6 +17,7 @@ from diloco.exchange.payload import PayloadInfo, PayloadWriter
 from diloco.exchange.reduce import CannotReduce, Reduction
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
+from diloco.model.outer_optimizer import ContentDigest
 from diloco.protocol import keys
 from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.settings import GroupSettings
@@ -156,3 +157,27 @@ def test_an_unreadable_payload_ends_the_reduction_of_all_own_shards(
     store.delete([keys.contribution_payload(1, 1, INCARNATION)])
     with pytest.raises(CannotReduce, match="replica 1"):
         reduction(store, plan).store_shards([0, 2])
+
+
+DIGEST = "0" * 64
+
+
+@pytest.mark.parametrize(
+    "digests",
+    [(), (DIGEST,) * 3, (DIGEST,) * 5, ("../x", *(DIGEST,) * 3), (DIGEST.upper() + "a",) * 4],
+)
+def test_a_commit_that_does_not_name_every_shard_is_not_applied(
+    store: Counted, plan: Plan, digests: tuple[str, ...]
+) -> None:
+    with pytest.raises(CannotReduce, match="expected the digests of 4 shards in the commit"):
+        reduction(store, plan).committed(committed(*digests))
+
+
+def test_an_empty_object_is_no_shard(store: Counted, plan: Plan) -> None:
+    """It has the digest of no bytes, and would leave the memory of the mean as it was."""
+    digests = reduction(store, plan).store_shards(range(4))
+    nothing = ContentDigest().hexdigest()
+    store.put(keys.reduced_shard(1, 2, nothing), b"")
+    named = committed(*({**digests, 2: nothing}[shard] for shard in range(4)))
+    with pytest.raises(CannotReduce, match=f"expected digest {nothing} of shard 2"):
+        reduction(store, plan).committed(named)

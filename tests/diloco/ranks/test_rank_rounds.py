@@ -96,7 +96,7 @@ class Replica:
             RankProgress(ME, settings, SlicedLayout(model(), each.channel), ManualClock(), each)
             for each in channels
         ]
-        works = [
+        self.works = works = [
             RankWork(progress, lambda store=store: store, settings, each.exchange, ManualClock())
             for progress, store, each in zip(self.progress, self.stores, channels, strict=True)
         ]
@@ -434,3 +434,14 @@ def test_each_rank_reads_its_share_of_the_payloads_and_its_slice_of_the_mean(
         whole, parts = alone.bytes_read, [store.bytes_read for store in replica.stores]
         assert whole <= sum(parts) < 1.25 * whole
         assert max(parts) < 0.5 * whole
+
+
+def test_a_rank_without_a_store_leaves_no_other_rank_waiting(tmp_path: Path) -> None:
+    def refused() -> LocalStore:
+        raise StoreUnavailable("no credentials")
+
+    with ranks_of(tmp_path, 3, GroupSettings(codec="bf16")) as replica:
+        round, _ = owned(tmp_path, replica)
+        replica.works[1]._store, replica.works[1]._open_store = None, refused
+        with pytest.raises(StoreError, match="rank 1: no credentials"):
+            round.ranks().store_shards([0, 2])
