@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 
 from django import template
@@ -13,14 +12,12 @@ from django.db import DatabaseError
 from django.template import Context
 from django.templatetags.static import static
 from django.urls import NoReverseMatch, reverse
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from dashboard import access, assets
 from dashboard import theme as themes
-from dashboard.presentation import badges, failure_texts, formats
+from dashboard.presentation import badges, failure_texts, formats, times
 from runs.json_values import texts
 from runs.queries import alert_inbox
 from runs.queries.failures import Failure
@@ -48,13 +45,10 @@ register.filter("spent", formats.spent)
 register.filter("texts", texts)
 register.filter("quoted", quoted)
 register.simple_tag(access.role_of, name="role")
+for _time in (times.moment, times.clock, times.left):
+    register.simple_tag(_time)
 
-
-@register.filter
-def age(value: str | datetime.datetime | None) -> str:
-    moment = parse_datetime(value) if isinstance(value, str) else value
-    return formats.age((timezone.now() - moment).total_seconds() if moment else None)
-
+register.filter(times.age)
 
 NAVIGATION = (
     ("Runs", "runs", ("run", "runs", "replica", "pool")),
@@ -143,44 +137,6 @@ def state(name: str, modifier: str = "") -> SafeString:
     )
 
 
-@register.simple_tag
-def moment(value: str | datetime.datetime | None) -> SafeString:
-    """A relative time, such as ``5 min``."""
-    return _time(value, "age", age)
-
-
-@register.simple_tag
-def clock(value: str | datetime.datetime | None) -> SafeString:
-    """An absolute time."""
-    return _time(value, "clock", formats.instant)
-
-
-@register.simple_tag
-def left(value: str | datetime.datetime | None) -> SafeString:
-    """The time left until a deadline; without JavaScript the deadline."""
-    return _time(value, "left", formats.instant)
-
-
-def _time(
-    value: str | datetime.datetime | None, form: str, text: Callable[[datetime.datetime], str]
-) -> SafeString:
-    """The component for times. ``static/js/lib/times.js`` keeps the text current and changes the
-    title, which shows on hover and focus, to the zone of the browser."""
-    try:
-        at = parse_datetime(value) if isinstance(value, str) else value
-    except ValueError:  # well formatted, but no date
-        at = None
-    if at is None:
-        return SafeString(formats.UNKNOWN)
-    return format_html(
-        '<time datetime="{}" data-{} title="{}" tabindex="0">{}</time>',
-        at.isoformat(),
-        form,
-        formats.instant(at),
-        text(at),
-    )
-
-
 CAUSES = {
     "done": ("succeeded", "succeeded"),
     "error": ("failed", "failed"),
@@ -214,15 +170,4 @@ def cause(name: str) -> SafeString:
         tone,
         icon(symbol),
         cause_word(name),
-    )
-
-
-@register.simple_tag
-def figures(cells: Iterable[tuple[str, str, str]]) -> SafeString:
-    """Numeric cells of a table row from (label, name of the live field, text).
-
-    Formatted here, because a list has hundreds and tags of the template take several times longer.
-    """
-    return format_html_join(
-        "", '<td role="cell" data-label="{}" class="num" data-f="{}">{}</td>', cells
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
-from dashboard.presentation import badges, formats
+from dashboard.presentation import formats, run_cells
 from dashboard.views.view_menu import list_view_menu
 from runs import live_stream, permissions
 from runs.backends import health, storage_health
@@ -52,19 +52,6 @@ SPARK = (72, 20)
 TAGS_SHOWN = 4
 WHY_LENGTH = 1000
 TABS = {"active": "Active", "mine": "Mine", "failed": "Failed", "all": "All"}
-LABELS = {column.name: column.label for column in table.COLUMNS}
-FIGURES: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
-    name: (LABELS[name], field, text)
-    for name, field, text in (
-        ("train", "train_loss", lambda run: formats.loss(run["train_loss"])),
-        ("tokens", "tokens", lambda run: formats.count(run["tokens"])),
-        ("speed", "tokens_per_s", lambda run: formats.count(run["tokens_per_s"])),
-        ("goodput", "goodput", lambda run: formats.percent(run["goodput"])),
-        ("cost", "cost", lambda run: formats.spent(run["cost_usd"], run["cost_known"])),
-        ("rate", "rate", lambda run: formats.rate(run["usd_h"], run["usd_h_known"])),
-    )
-}
-"""Column -> (label, field that live updates write, text for a run's header)."""
 
 
 @require_safe
@@ -221,26 +208,21 @@ def rows_of(runs: list[Run], address: ListAddress) -> list[dict[str, Any]]:
     curves = listing.sparks(runs) if "loss" in columns else {}
     pools = listing.backends(runs, whole=address.differing)
     return [
-        _row(run, now, columns)
-        | {"spark": _spark(curves.get(run.pk, [])), "place": _place(run, pools, columns)}
+        _row(run, now, columns, _spark(curves.get(run.pk, [])))
+        | {"place": _place(run, pools, columns)}
         for run in runs
     ]
 
 
-def _row(run: Run, now: datetime, columns: Sequence[str]) -> dict[str, Any]:
-    header, tags = _header(run), texts(run.tags)
+def _row(run: Run, now: datetime, columns: tuple[str, ...], spark: str) -> dict[str, Any]:
+    header, tags = selectors.run_header(run), texts(run.tags)
     return {
-        "run": run,
         "header": header,
         "address": reverse("run", args=[run.pk]),
         "alerts": str(header["alerts"]),
-        "replicas": f"{header['live']}/{header['target']}",
-        "rounds": f"{header['committed_rounds']}/{header['total_rounds']}",
-        "figures": [
-            (label, field, text(header))
-            for column, (label, field, text) in FIGURES.items()
-            if column in columns
-        ],
+        "cells": run_cells.cells(
+            run_cells.Row(header=header, spark=spark, ran_s=_ran_s(run, now)), columns
+        ),
         "tags": tags[:TAGS_SHOWN],
         "more_tags": tags[TAGS_SHOWN:],
         "why": run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
@@ -248,8 +230,6 @@ def _row(run: Run, now: datetime, columns: Sequence[str]) -> dict[str, Any]:
         "deleting": run.delete_requested_at is not None,
         "seen": run.last_seen_at.isoformat() if run.last_seen_at and run.state in RUN_LIVE else "",
         "stale": health.is_stale(run, now=now),
-        "tone": badges.look(run.state).tone,
-        "ran_s": _ran_s(run, now),
     }
 
 
@@ -262,13 +242,6 @@ def _place(run: Run, pools: dict[uuid.UUID, str], columns: Sequence[str]) -> str
 
 def _ran_s(run: Run, now: datetime) -> float | None:
     return ((run.ended_at or now) - run.started_at).total_seconds() if run.started_at else None
-
-
-def _header(run: Run) -> dict[str, Any]:
-    header = selectors.run_header(run)
-    total = header["total_rounds"]
-    header["fraction"] = f"{header['committed_rounds'] / total:.4f}" if total else "0"
-    return header
 
 
 def _spark(values: list[float]) -> str:

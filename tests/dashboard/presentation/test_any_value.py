@@ -15,8 +15,8 @@ from django.template import Context, Template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.presentation import formats
-from dashboard.templatetags import comparing, ui
+from dashboard.presentation import formats, times
+from dashboard.templatetags import comparing
 from runs.models import LogLine, Run
 from runs.queries import export_formats, exports
 from runs.queries.comparison import MEASURES
@@ -55,7 +55,7 @@ def test_a_huge_loss_is_formatted_with_an_exponent() -> None:
 
 @given(value=st.one_of(st.none(), st.datetimes(timezones=st.timezones()), st.text()))
 def test_every_time_is_shown(value: Any) -> None:
-    for show in (ui.clock, ui.left):
+    for show in (times.clock, times.left):
         assert show(value)
 
 
@@ -69,8 +69,8 @@ def test_the_comparison_shows_every_number(of: Any, value: Any, change: Any, sha
 
 @given(value=st.one_of(st.none(), st.datetimes(timezones=st.timezones())))
 def test_time_tags_format_every_value(value: Any) -> None:
-    assert ui.age(value)
-    assert ui.moment(value)
+    assert times.age(value)
+    assert times.moment(value)
 
 
 def test_filters_handle_missing_variables() -> None:
