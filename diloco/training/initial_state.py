@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from diloco.clock import Clock, SystemClock
 from diloco.errors import DamagedObject, ReplicaError, StopReason, StopTraining
@@ -15,7 +14,7 @@ from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol import keys
 from diloco.protocol.group_document import GROUP_LIMIT, GroupDocument
 from diloco.protocol.reading import Damaged, ReadAttempts
-from diloco.protocol.records import CheckpointManifest, Identity
+from diloco.protocol.records import Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import MissingKey, ObjectTooLarge, Store
@@ -23,7 +22,8 @@ from diloco.training.checkpoint import (
     Restored,
     VectorStorage,
     WholeVectors,
-    manifests,
+    manifest_rounds,
+    read_manifest,
     save_checkpoint,
 )
 from diloco.training.final_result import read_final
@@ -201,17 +201,19 @@ def newest_state(
     tried_s: dict[int, float] = {}
     damage = ""
     while clock.monotonic() < give_up_s:
-        for manifest in _manifests(store, at_least):
-            if clock.monotonic() < tried_s.get(manifest.round, 0.0) + TRY_AGAIN_S:
+        for round in reversed(manifest_rounds(store)):  # an older one replaces a damaged one
+            if round < at_least:
+                break
+            if clock.monotonic() < tried_s.get(round, -math.inf) + TRY_AGAIN_S:
                 continue
             try:
-                return storage.load(manifest, outer)
+                return storage.load(read_manifest(store, round), outer)
             except MissingKey as error:
-                log.info("checkpoint %d was deleted while it was read: %s", manifest.round, error)
-            except DamagedObject as error:
+                log.info("checkpoint %d was deleted while it was read: %s", round, error)
+            except (Damaged, DamagedObject) as error:
                 damage = f"; {error}"
-                log.error("checkpoint %d cannot be read: %s", manifest.round, error)
-                tried_s[manifest.round] = clock.monotonic()
+                log.error("checkpoint %d cannot be read: %s", round, error)
+                tried_s[round] = clock.monotonic()
         if clock.monotonic() >= ask_s:
             ask_s = clock.monotonic() + ASK_EVERY_S
             on_missing(f"waiting for a {needed}{why}")
@@ -222,11 +224,6 @@ def newest_state(
         f"expected a readable {needed} within {wait_s:g} s{why}, found none{damage}. Restore the "
         "damaged object from a backup, or fork the run from an older checkpoint"
     )
-
-
-def _manifests(store: Store, at_least: int) -> Iterator[CheckpointManifest]:
-    """Yield the manifests of sufficient rounds, newest first; older ones replace damaged ones."""
-    return itertools.takewhile(lambda manifest: manifest.round >= at_least, manifests(store))
 
 
 def _stop_if_ended(store: Store) -> None:

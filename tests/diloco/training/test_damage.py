@@ -26,7 +26,7 @@ from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings, SettingsError
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import load_checkpoint, manifests, save_checkpoint
-from diloco.training.initial_state import DOCUMENT_WAIT_S, newest_state, read_document
+from diloco.training.initial_state import DOCUMENT_WAIT_S, TRY_AGAIN_S, newest_state, read_document
 from diloco.training.stored_objects import put_tensors
 from tests.diloco.clocks import ManualClock
 
@@ -255,6 +255,25 @@ def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Any, which: str) -
     store.put(key, flipped(store.get(key), 40))
     restored = newest_state(store, layout, outer_of(layout), 0, ManualClock(), lambda: None)
     assert restored.round == 2
+
+
+def test_a_replica_names_the_only_manifest_if_it_stays_damaged(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, layout, read = LocalStore(tmp_path), Layout(nn.Linear(4, 2)), Counter[str]()
+    write_checkpoints(store, layout, 0)
+    key = keys.checkpoint_manifest(0)
+    store.put(key, flipped(store.get(key), 40))
+    get = LocalStore.get
+
+    def counted(store: LocalStore, key: str, **limits: Any) -> bytes:
+        read[key] += 1
+        return get(store, key, **limits)
+
+    monkeypatch.setattr(LocalStore, "get", counted)
+    with pytest.raises(ReplicaError, match=f"found none; {key} is damaged: .*Restore the damaged"):
+        newest_state(store, layout, outer_of(layout), 0, ManualClock(), lambda: None, wait_s=100.0)
+    assert read[key] <= READS * 100.0 / TRY_AGAIN_S
 
 
 @pytest.mark.parametrize(
