@@ -78,7 +78,7 @@ class _Pass:
     def read(self, budget: Budget) -> None:
         """Read all parts in order."""
         run, state, now = self.run, self.state, self.now
-        self.replicas = list(run.replicas.select_related("pool", "run").order_by("number"))
+        self.replicas = list(run.replicas.select_related("pool").order_by("number"))
         self._part("leases", self._read_leases)
         self._part("rounds", self._read_rounds)
         self._part("final manifest", self._read_final)

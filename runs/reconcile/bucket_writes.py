@@ -52,7 +52,7 @@ def write_run(run_id: str) -> str:
     context = ReconcileContext(
         run=run,
         now=now,
-        replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
+        replicas=list(run.replicas.select_related("pool").order_by("number")),
         attempts=list(attempts.filter(ended_at=None)),
     )
     opened: list[Store] = []

@@ -50,13 +50,16 @@ _SETTLED = REPLICA_ENDED | {ReplicaState.PENDING, ReplicaState.RESTARTING}
 def attempts_to_poll(run: Run) -> list[ReplicaAttempt]:
     """Attempts that can have a job, and all attempts of replicas that are not settled; oldest
     first."""
-    return list(
+    attempts = list(
         ReplicaAttempt.objects.filter(
             Q(ended_at=None) | ~Q(replica__state__in=_SETTLED), replica__run=run
         )
-        .select_related("replica__pool__credential", "replica__run")
+        .select_related("replica__pool__credential")
         .order_by("replica__number", "number")
     )
+    for attempt in attempts:
+        attempt.replica.run = run
+    return attempts
 
 
 def unprocessed_jobs(attempts: Iterable[ReplicaAttempt]) -> dict[int, Job]:

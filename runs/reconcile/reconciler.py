@@ -60,7 +60,7 @@ def reconcile_run(run_id: str) -> bool:
     context = ReconcileContext(
         run=run,
         now=now,
-        replicas=list(run.replicas.select_related("pool", "run").order_by("number")),
+        replicas=list(run.replicas.select_related("pool").order_by("number")),
         attempts=[attempt for attempt in attempts if attempt.ended_at is None],
         jobs=jobs.unprocessed_jobs(attempts),
         started=bool(attempts) or ReplicaAttempt.objects.filter(replica__run=run).exists(),

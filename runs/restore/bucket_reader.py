@@ -123,7 +123,7 @@ def _read_all(
         ingest_telemetry(
             run,
             store,
-            list(run.replicas.select_related("pool", "run")),
+            list(run.replicas.select_related("pool")),
             names.items(),
             ended=ended,
             now=timezone.now(),

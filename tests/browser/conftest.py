@@ -53,6 +53,13 @@ POLL_MS = 50
 NO_SHARED_WORKER = "Object.defineProperty(window, 'SharedWorker', { value: undefined })"
 """Init script of a page with its own stream, as in Chromium on Android. Playwright sees only the
 requests of pages, not those of shared workers."""
+QUICK_TIMERS = """
+{
+    const wait = window.setTimeout;
+    window.setTimeout = (act, ms = 0, ...rest) => wait(act, ms < 1000 ? ms : ms / 20, ...rest);
+}
+"""
+"""Init script of a page whose polls and refreshes, seconds apart, are awaited."""
 BLANK = "about:blank"
 SIGN_IN = """
 from django.contrib.auth.models import User
@@ -124,7 +131,8 @@ def running_site(var: Path, redis_url: str) -> Iterator[Site]:
         "PYTHONPATH": str(REPOSITORY),
     }
     options = f"--port {port} --timeout-graceful-shutdown 1 --log-level warning"
-    command = [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", *options.split()]
+    application = "tests.browser.site_application:application"
+    command = [sys.executable, "-m", "uvicorn", application, *options.split()]
     log = var / "web.log"
     with contextlib.closing(DjangoProcess(env)) as django:
         site = Site(url=f"http://127.0.0.1:{port}", env=env, redis_url=redis_url, process=django)

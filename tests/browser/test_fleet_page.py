@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Site, Window, eventually
+from tests.browser.conftest import QUICK_TIMERS, Site, Window, eventually
 
 pytestmark = pytest.mark.browser
 
@@ -103,6 +103,9 @@ def test_a_refresh_keeps_what_has_the_focus_and_what_was_scrolled(
     window: Window, site: Site, filled: None
 ) -> None:
     page = live(window)
+    page.add_init_script(QUICK_TIMERS)
+    page.reload()
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     for selector in ("[data-job] time", "[data-job] a", ".pool-troubles"):
         place = page.locator(selector).first
         place.focus()

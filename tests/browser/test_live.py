@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import (
     BLANK,
     NO_SHARED_WORKER,
+    QUICK_TIMERS,
     Site,
     Window,
     expect_address,
@@ -141,7 +142,7 @@ def test_curve_grows_with_new_points(window: Window, site: Site, demo: str) -> N
 def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) -> None:
     """Offline while every poll fails, and live once there is a stream."""
     page = window.open(BLANK)
-    page.add_init_script(NO_SHARED_WORKER)
+    page.add_init_script(QUICK_TIMERS + NO_SHARED_WORKER)
     page.route("**/stream?*", lambda route: route.abort())
     page.goto(f"/runs/{demo}/")
     dot = page.locator("[data-conn]")
@@ -172,6 +173,7 @@ def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) 
 def test_offline_before_the_first_snapshot(window: Window, demo: str) -> None:
     """Also Back raises no exception then, for which `window` fails."""
     page = window.open(BLANK)
+    page.add_init_script(QUICK_TIMERS)
     page.route("**/snapshot.json?*", lambda route: route.abort())
     page.goto(f"/runs/{demo}/")
     page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
@@ -184,12 +186,12 @@ def test_offline_before_the_first_snapshot(window: Window, demo: str) -> None:
 
 def test_expired_session_shows_a_sign_in_link(window: Window, demo: str) -> None:
     page = window.open(BLANK)
-    page.add_init_script(NO_SHARED_WORKER)
+    page.add_init_script(QUICK_TIMERS + NO_SHARED_WORKER)
     page.route("**/stream?*", lambda route: route.abort())
     page.goto(f"/runs/{demo}/")
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "polling")
     page.context.clear_cookies()
-    # With the next poll; polls are 5 s apart.
+    # With the next poll.
     expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
     window.errors.clear()
 

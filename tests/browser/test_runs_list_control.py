@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Window, eventually, overflow
+from tests.browser.conftest import BLANK, QUICK_TIMERS, Site, Window, eventually, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -82,7 +82,9 @@ def test_tabs_and_totals(window: Window, runs: list[str]) -> None:
 
 
 def test_totals_follow_live_updates(window: Window, site: Site, runs: list[str]) -> None:
-    page = window.open("/")
+    page = window.open(BLANK)
+    page.add_init_script(QUICK_TIMERS)
+    page.goto("/")
     expect(page.locator("[data-conn]")).to_have_text("Live")
     expect(page.locator('[data-total="failed"]')).to_have_text("1")
     row = page.locator(f'[data-run="{runs[2]}"]')

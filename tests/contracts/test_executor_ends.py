@@ -101,8 +101,12 @@ def test_job_that_ignores_sigterm_is_killed(harness: Harness, tmp_path: Path) ->
 @every_harness("deadline")
 def test_deadline_ends_a_job(harness: Harness, tmp_path: Path) -> None:
     executor = harness.executor()
-    handle = launch(executor, "wait", tmp_path / "up", timeout_s=4)
-    number_in(tmp_path / "up")
+    handle = launch(executor, "wait", tmp_path / "up", timeout_s=2)
+
+    def has_ended() -> bool:
+        return executor.poll([handle])[0].state is JobState.ENDED
+
+    wait_for(lambda: (tmp_path / "up").exists() or has_ended(), "the start")
     (status,) = executor.poll([handle])
     if status.state is not JobState.ENDED:
         assert status.deadline_wall_s is not None

@@ -73,7 +73,7 @@ class Harness(Protocol):
         ...
 
     def impatient(self) -> Executor:
-        """An executor with a request timeout of about a second."""
+        """An executor with a request timeout of a third of a second."""
         ...
 
     def description(self, handle: ReplicaHandle) -> str:

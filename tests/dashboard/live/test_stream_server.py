@@ -74,7 +74,9 @@ def web(valkey: str, tmp_path_factory: pytest.TempPathFactory, own_database: Non
     (port,) = free_ports(1)
     many = {f"ARCHIPELAGO_STREAMS_PER_{whose}": "1000" for whose in ("SESSION", "USER")}
     env = {**stack_env(var, migrated=True), **many, "REDIS_URL": valkey}
-    command = [sys.executable, *commands.web(host="127.0.0.1", port=port)[1:]]
+    applications = {"dashboard.asgi:application": "tests.web_application:application"}
+    words = commands.web(host="127.0.0.1", port=port)[1:]
+    command = [sys.executable, *(applications.get(word, word) for word in words)]
     log = var / "log"
     with (
         contextlib.closing(DjangoProcess(env)) as beside,

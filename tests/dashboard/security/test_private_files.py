@@ -57,7 +57,8 @@ def test_a_command_creates_private_files(tmp_path: Path) -> None:
     env = {**os.environ, "ARCHIPELAGO_VAR": str(state)}
     env.pop("DATABASE_URL", None)
     code = (
-        "import os, runpy, sys; os.umask(0o022); sys.argv = ['manage.py', 'migrate', '-v0']; "
+        "import os, runpy, sys; os.umask(0o022); "
+        "sys.argv = 'manage.py migrate -v0 contenttypes'.split(); "
         "runpy.run_path('manage.py', run_name='__main__')"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)

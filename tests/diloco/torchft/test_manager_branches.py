@@ -420,7 +420,8 @@ def test_records_of_old_rounds_are_deleted(
     monkeypatch.setattr(round_records, "KEPT_ROUNDS", 4)
     monkeypatch.setattr(round_records, "SWEEP_ROUNDS_EVERY", 2)
     a = Trainee(harness, 0, 100.0, save_every=0)
-    zombie = harness.make(7, min_replica_size=1, majority_guard=False)
+    wait = timedelta(seconds=5)
+    zombie = harness.make(7, min_replica_size=1, majority_guard=False, join_timeout=wait)
     zombie._session._is_new = False
     zombie._session.peers.lease.end("left")
     train(a, 20)

@@ -50,7 +50,7 @@ class HuggingFaceHarness:
         return HFJobsExecutor(config(**given))
 
     def impatient(self) -> HFJobsExecutor:
-        return self.executor(request_timeout_s=1.0)
+        return self.executor(request_timeout_s=0.3)
 
     def description(self, handle: ReplicaHandle) -> str:
         user = self.hub.user(f"Bearer {TOKEN}")

@@ -39,7 +39,7 @@ class KubernetesHarness:
         return KubernetesExecutor(config(**{**ours, **options}))
 
     def impatient(self) -> KubernetesExecutor:
-        return self.executor(answer_s=1)
+        return self.executor(answer_s=0.3)
 
     def description(self, handle: ReplicaHandle) -> str:
         job = self.cluster.job(handle.launch_key)

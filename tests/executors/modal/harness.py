@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
+from unittest import mock
+
+from modal._grpc_client import _DEFAULT_RETRY
 
 from executors.base import ReplicaHandle
 from executors.modal.executor import ModalExecutor
@@ -25,9 +28,12 @@ class ModalHarness:
     def __init__(self, folder: Path) -> None:
         self.server = ModalServer(folder)
         self._is_interrupted = False
+        # The SDK repeats a request three times, within 0.7 s.
+        self._prompt = mock.patch.dict(vars(_DEFAULT_RETRY), base_delay=0.005)
 
     def __enter__(self) -> Self:
         self.server.__enter__()
+        self._prompt.start()
         return self
 
     def __exit__(
@@ -36,6 +42,7 @@ class ModalHarness:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._prompt.stop()
         self.server.__exit__(kind, error, trace)
 
     def executor(self, **options: Any) -> ModalExecutor:
@@ -46,7 +53,7 @@ class ModalHarness:
         return ModalExecutor(config(credentials=credentials, **{**ours, **options}))
 
     def impatient(self) -> ModalExecutor:
-        return self.executor(api_timeout_s=1.0)
+        return self.executor(api_timeout_s=0.3)
 
     def description(self, handle: ReplicaHandle) -> str:
         made = self.server.api.sandboxes[handle.data["id"]]

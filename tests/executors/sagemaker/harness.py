@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
+
+from botocore.retries.standard import ExponentialBackoff
 
 from executors.base import ReplicaHandle
 from executors.sagemaker.executor import SageMakerExecutor
@@ -38,6 +41,10 @@ class SageMakerHarness:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self.server)
+        # Repeated requests of boto3 are up to three seconds apart.
+        self._stack.enter_context(
+            mock.patch.object(ExponentialBackoff, "delay_amount", lambda *context: 0.01)
+        )
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -55,7 +62,7 @@ class SageMakerHarness:
         return SageMakerExecutor(config(credentials=given, **{**ours, **options}))
 
     def impatient(self) -> SageMakerExecutor:
-        return self.executor(answer_s=1.0)
+        return self.executor(answer_s=0.3)
 
     def description(self, handle: ReplicaHandle) -> str:
         where = {"TrainingJobName": handle.data["name"]}
