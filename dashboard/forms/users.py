@@ -116,6 +116,8 @@ class OwnPasswordForm(_PasswordChange):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["old_password"].label = "Current password"
+        wrong = "This is not your current password. Enter it again."
+        self.error_messages = {**self.error_messages, "password_incorrect": wrong}
         _style_password_inputs(self)
 
 

@@ -168,7 +168,11 @@ def page(
         "estimate": shown.estimate if shown else None,
         "default_rendezvous": settings.DEFAULT_RENDEZVOUS,
         "error_list": [
-            {"field": form.input_of(name), "errors": messages_of_field}
+            {
+                "field": form.input_of(name),
+                "label": _label(form, name),
+                "errors": messages_of_field,
+            }
             for name, messages_of_field in errors.items()
         ],
         "launch_refused": status is None,
@@ -183,6 +187,15 @@ def show(form: RunForm, problems: Any) -> None:
     problem: Problem
     for problem in problems:
         form.point_at(problem.field, problem.message)
+
+
+def _label(form: RunForm, name: str) -> str:
+    """The label of a field in the list of errors. Those of several pools name their pool."""
+    field = form.input_of(name)
+    for number, pool in enumerate(form.pools, 1):
+        if field and len(form.pools) > 1 and name.startswith(f"{pool.prefix}."):
+            return f"{field.label} of pool {number}"
+    return str(field.label) if field else ""
 
 
 def _sections(form: RunForm) -> list[dict[str, Any]]:

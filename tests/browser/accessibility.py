@@ -11,12 +11,11 @@ from typing import Any
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Page
 
-FAILING_IMPACTS = ("serious", "critical")
 CONTRAST = "['color-contrast']"
-SEVERE = f"""axe._audit.rules.filter((rule) => rule.enabled && rule.id !== "color-contrast"
-    && {list(FAILING_IMPACTS)}.includes(rule.impact)
-    && !rule.tags.some((tag) => axe._audit.tagExclude.includes(tag))).map((rule) => rule.id)"""
-"""The rules whose violations count, without contrast."""
+WITHOUT_CONTRAST = "rules: {'color-contrast': {enabled: false}}"
+"""All rules that axe examines by default, those of best practices too, except contrast."""
+BETWEEN_PARTS = "runOnly: ['heading-order', 'landmark-unique']"
+"""The rules that compare a part of a page with the other parts."""
 
 CHOOSE = """
 ([selector, known, classes]) => {
@@ -102,10 +101,6 @@ def violations(page: Page, options: str = "", context: str = "'html'") -> list[d
     return result
 
 
-def severe(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in found if one["impact"] in FAILING_IMPACTS]
-
-
 def describe(found: list[dict[str, Any]]) -> str:
     lines = []
     for violation in found:
@@ -121,14 +116,16 @@ def describe(found: list[dict[str, Any]]) -> str:
 def problems_in_both_schemes(
     page: Page, name: str, contrast: Contrast, part: str = "html"
 ) -> list[str]:
-    """What axe finds in the first element that matches the selector ``part``: the violations of
-    failing impact in light, contrast in dark too."""
+    """What axe finds in the first element that matches the selector ``part``: violations of any
+    impact in light, contrast in dark too."""
     problems = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         found = contrast.violations(page, part, classes=scheme == "light")
         if scheme == "light":
-            found += severe(violations(page, f"runOnly: {SEVERE}", repr(part)))
+            found += violations(page, WITHOUT_CONTRAST, repr(part))
+            if part != "html":
+                found += violations(page, BETWEEN_PARTS)
         if found:
             problems.append(f"{name}, {scheme}:\n{describe(found)}")
     return problems

@@ -2,8 +2,8 @@
 data are checked by test_first_start.py.
 
 Each screen must also fit every width of :data:`WIDTHS`; ``--screenshots`` stores it in each of
-them. axe finds problems of names, roles, contrast and structure; a violation with impact serious or
-critical fails the test. Reading order and the quality of alternative texts need a manual review.
+them. axe finds problems of names, roles, contrast and structure; a violation of any impact, of best
+practices too, fails the test. Reading order and alternative texts need a manual review.
 """
 
 from __future__ import annotations

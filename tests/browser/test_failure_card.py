@@ -47,7 +47,7 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     site.python(FAIL.format(run=run))
     card = page.get_by_role("region", name="Replica 1 failed: out of memory")
     expect(card).to_be_visible()
-    expect(card.get_by_role("region", name="Last log lines")).to_contain_text("upload retried")
+    expect(card.get_by_role("group", name="Last log lines")).to_contain_text("upload retried")
     expect(card.get_by_role("button", name="Resume")).to_be_visible()
     message = card.locator(".failure-message")
     expect(message).to_have_text(re.compile(LINES), use_inner_text=True)
@@ -83,7 +83,7 @@ def test_failed_pages_fit_and_are_accessible(
     )
     for path in (f"/runs/{run}/", f"/runs/{run}/replicas/1/"):
         page = window.open(path, width=360)
-        expect(page.get_by_role("region", name="Traceback", exact=True)).to_be_visible()
+        expect(page.get_by_role("group", name="Traceback", exact=True)).to_be_visible()
         window.fits(page, f"failure-{len(path)}", 360, 1440, full=False)
         part = "main" if "replicas" in path else ".failure"
         assert problems_in_both_schemes(page, path, contrast, part) == []

@@ -49,9 +49,9 @@ def test_a_viewer_sees_jobs_trouble_and_orphans(window: Window, filled: None) ->
     page.goto("/fleet?owner=fiona")
     expect(page.locator("[data-job]", has_text="Priced")).to_have_count(3)
     expect(trouble_of(page)).to_contain_text("Action required")
-    expect(page.get_by_role("region", name="Orphaned jobs").first).to_contain_text("$8.00")
+    expect(page.get_by_role("region", name="Orphaned jobs")).to_contain_text("$8.00")
     page.goto("/fleet")
-    orphans = page.get_by_role("region", name="Orphaned jobs").first
+    orphans = page.get_by_role("region", name="Orphaned jobs")
     expect(orphans).to_contain_text("no attempt has its launch key")
     page.get_by_role("link", name="Replica 2 of Priced").click()
     page.wait_for_url(re.compile(r"/runs/[0-9a-f-]+/replicas/2/$"))

@@ -68,7 +68,7 @@ def test_new_point_is_drawn(window: Window, site: Site) -> None:
 def test_rounds_jobs_and_the_last_traceback(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site)}/replicas/0/")
     expect(page.get_by_role("heading", name="Last traceback")).to_be_visible()
-    expect(page.get_by_role("region", name="Traceback", exact=True)).to_contain_text(
+    expect(page.get_by_role("group", name="Traceback", exact=True)).to_contain_text(
         "CUDA out of memory"
     )
     rounds = page.locator("table", has=page.locator("caption", has_text="The newest rounds"))

@@ -174,6 +174,10 @@ def test_a_replica_is_highlighted_and_downloads_follow_the_filters(page: Page) -
     )
 
 
+COVERED = """() => document.querySelector(".events-card").getBoundingClientRect().right
+    - document.querySelector("[data-drawer]").getBoundingClientRect().left"""
+
+
 def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     page.evaluate("scrollTo(0, 300)")
     before = page.evaluate("scrollY")
@@ -185,6 +189,7 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     expect(drawer).to_be_focused()
     expect(page).to_have_url(re.compile("drawer=replica-3$"))
     assert page.evaluate("scrollY") == before
+    eventually(page, lambda: page.evaluate(COVERED), lambda pixels: pixels < 0)
     page.go_back()
     expect(drawer).to_be_hidden()
     expect(link).to_be_focused()

@@ -126,6 +126,13 @@ def test_row_errors_are_shown_at_their_field(
     assert output in form.all_errors[field][0]
 
 
+def test_the_list_of_errors_names_the_pool(client: Client, operator_user: Any) -> None:
+    for pools, label in (((LOCAL, MODAL), "Replicas of pool 2"), ((LOCAL,), "Replicas")):
+        field = f"pools.{len(pools) - 1}.count"
+        page = client.post("/runs/new", sent(*pools) | {field: "0"}).content.decode()
+        assert f">{label}</a>: " in page
+
+
 def test_a_credential_of_another_backend_is_rejected() -> None:
     other = credential("kubernetes", "a cluster")
     form = RunForm(sent(LOCAL, MODAL) | {"pools.1.credential": str(other.pk)})

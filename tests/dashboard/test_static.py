@@ -240,11 +240,14 @@ def test_sheets_of_a_page_do_not_style_the_same_class(path: Path) -> None:
 
 
 SHEETS = [*PAGE_STYLES, STATIC / "css/base.css"]
+SPACE = r"(?<![-\w])((?:margin|padding)(?:-[\w-]+)?|(?:row-|column-)?gap): ([^;{}]+)"
+SCALE = re.findall(r"--space-(\d+): \1px;", (STATIC / "css/tokens.css").read_text())
 
 
 @pytest.mark.parametrize("path", SHEETS, ids=lambda p: p.name)
 def test_styles_use_the_tokens(path: Path) -> None:
-    """Sizes of type, weights, radii, levels and colours come from tokens.css alone."""
+    """Sizes of type, weights, radii, levels and colours come from tokens.css alone, and so does a
+    margin, padding or gap of the scale of spaces."""
     sheet = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
     allowed = {
         "font-size": r"0|var\(--t-\d\d\)|[\d.]+em|inherit",
@@ -257,6 +260,11 @@ def test_styles_use_the_tokens(path: Path) -> None:
         f"{name}: {value}"
         for name, value in re.findall(r"(?<![-\w])([\w-]+): ([^;{}]+)", sheet)
         if name in allowed and not re.fullmatch(allowed[name], value.strip())
+    ]
+    wrong += [
+        f"{name}: {value}"
+        for name, value in re.findall(SPACE, sheet)
+        if re.search(rf"(?<![-\w.])({'|'.join(SCALE)})px", value)
     ]
     assert wrong == []
     assert re.findall(r"(?<!%23)#[0-9a-f]{3,8}\b", sheet.replace("#000", "")) == []

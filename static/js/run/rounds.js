@@ -108,7 +108,7 @@ function detail(round, summary, { store, select, page }) {
     h("dl.round-facts", {},
       facts.map(([name, value]) => fact(name, value)),
       fact("Weights digest", short, "dd.mono.break", { title: digest })),
-    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Contributions" },
+    h("div.scroll", { tabindex: 0, role: "group", "aria-label": "Contributions" },
       table("table.cards", `Contributions to round ${round.number}`,
         ["Replica", "Outcome", ...GIVEN.map(([name]) => `#${name}`), "Phases", "Reason"],
         h("tbody", {}, contributions(round, store)))),

@@ -67,7 +67,7 @@ def test_the_password_page_requires_sign_in() -> None:
 @pytest.mark.parametrize(
     ("sent", "result"),
     [
-        ({"old_password": "wrong"}, "old password was entered incorrectly"),
+        ({"old_password": "wrong"}, "This is not your current password."),
         ({"new_password2": "another thing"}, "didn’t match"),
         ({"new_password1": "12345", "new_password2": "12345"}, "too short"),
     ],
