@@ -24,7 +24,7 @@ from runs.json_values import finite, row_of, texts
 from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
 from runs.permissions import can_view
 from runs.queries import spend_history
-from runs.queries.attempt_costs import COLUMNS, EVALUATION_COLUMNS, Attempt, stretches
+from runs.queries.attempt_costs import COLUMNS, EVALUATION_COLUMNS, Attempt, midnight, stretches
 from runs.queries.spend import RUNS_AT_ONCE
 from runs.queries.spend_history import SpendHistory, Stretch
 
@@ -56,18 +56,30 @@ class Spending:
 
 def spending_since(first: date, now: datetime) -> Spending:
     """Spending since the beginning of a day in UTC."""
-    start = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    history, result = spend_history.history(start), Spending()
-    by_run: dict[uuid.UUID, Spent] = {}
+    history, result = spend_history.history(midnight(first)), Spending()
+    _group(_by_run(first, now, history, result.tags), history, result)
+    _add_retained(first, result)
+    return result
+
+
+def spent_by_run(first: date, now: datetime) -> dict[uuid.UUID, Spent]:
+    """Spending of each run since the beginning of a day in UTC. Six queries."""
+    history = SpendHistory(retained_until=spend_history.deleted_and_back())
+    return _by_run(first, now, history, {})
+
+
+def _by_run(
+    first: date, now: datetime, history: SpendHistory, by_tag: dict[str, Spent]
+) -> dict[uuid.UUID, Spent]:
+    """Spending of each run. That of runs whose tags changed is also added to ``by_tag``."""
+    start, by_run = midnight(first), dict[uuid.UUID, Spent]()
     for run, usd, unpriced in _within(start, history):
         by_run.setdefault(run, Spent()).add(finite(usd) or 0.0, unpriced)
     for part in chain(_by_time(start, now, history), _traffic(start, now, history)):
         by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
         for tag in part.tags:
-            result.tags.setdefault(tag, Spent()).add(part.usd, part.unpriced_jobs)
-    _group(by_run, history, result)
-    _add_retained(first, result)
-    return result
+            by_tag.setdefault(tag, Spent()).add(part.usd, part.unpriced_jobs)
+    return by_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +107,10 @@ def _within(
     """Run, cost and unpriced jobs of the attempts that were created in the period, without those
     of :attr:`SpendHistory.runs`."""
     unpriced = Count("pk", filter=Q(price_usd_h=None, started_at__isnull=False))
+    # An index serves the condition on the end, which the other one implies.
+    ran = Q(ended_at__isnull=True) | Q(ended_at__gte=start)
     for attempts, columns in _JOBS:
-        created = attempts.filter(_BILLED, created_at__gte=start).order_by()
+        created = attempts.filter(_BILLED, ran, created_at__gte=start).order_by()
         if history.runs:
             created = created.exclude(**{f"{columns[0]}__in": history.runs})
         yield from created.values_list(columns[0]).annotate(usd=Sum("cost_usd"), unpriced=unpriced)
