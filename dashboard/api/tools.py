@@ -9,9 +9,9 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 from ninja.errors import HttpError
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
-from archipelago import rows as shared
+from archipelago.board_rows import Comparison
 from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, reader, submitter
 from dashboard.api.types import responses
@@ -45,15 +45,6 @@ Question: Any = create_model(
     __doc__="Input of the planner: see `/planner`. Unknown prices and failure rates are null.",
     **_question_fields(),
 )
-
-
-class Comparison(BaseModel):
-    """``runs`` are in the requested order; the first is the baseline. ``differences`` are the
-    settings that differ, with one value per run."""
-
-    runs: list[shared.RunHeader]
-    measures: list[dict[str, float | None]]
-    differences: list[dict[str, Any]]
 
 
 @router.get("/compare", response=responses(Comparison, but=(409, 413)))
