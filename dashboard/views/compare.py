@@ -59,11 +59,10 @@ def tables(runs: list[Run]) -> dict[str, Any]:
         "rows": [
             {
                 "run": run,
-                "number": number,
                 "cells": list(zip(MEASURES, cells, strict=True)),
                 "without": ",".join(str(r.pk) for r in runs if r is not run),
             }
-            for number, (run, cells) in enumerate(zip(runs, table, strict=True))
+            for run, cells in zip(runs, table, strict=True)
         ],
         "measures": MEASURES,
         "differences": comparison.differences(runs),

@@ -7,7 +7,7 @@ import * as format from "./lib/format.js";
 import { $, $$, cssColor, press, setText, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
-import { replicaDash, replicaHue, replicaSwatch } from "./lib/palette.js";
+import { replicaDash, replicaHue, replicaSwatch, runNumbers } from "./lib/palette.js";
 import { Chart } from "./run/chart.js";
 import { line } from "./run/curves.js";
 
@@ -18,8 +18,9 @@ const EVERY_MS = 10_000;
 const FAILED = "Loading the curves failed. Reload the page to try again.";
 
 function swatches(part) {
-  for (const place of $$("[data-swatch]", part))
-    place.append(replicaSwatch(Number(place.dataset.swatch)));
+  const places = $$("[data-swatch]", part);
+  const numbers = runNumbers(new Set(places.map((place) => place.dataset.swatch)));
+  for (const place of places) place.append(replicaSwatch(numbers.get(place.dataset.swatch)));
 }
 
 function comparePage() {
@@ -57,7 +58,9 @@ function plot(card, chosen, tables, toggleTable) {
 
   function lines({ runs, curves }) {
     const without = [];
-    const drawn = runs.flatMap((run, number) => {
+    const numbers = runNumbers(runs.map((run) => run.id));
+    const drawn = runs.flatMap((run, place) => {
+      const number = numbers.get(run.id);
       const curve = curves.find((c) => c.run === run.id && c.series === chosen.series);
       if (!curve?.[chosen.x]) {
         without.push(`${run.name} (${curve ? "unknown price" : "no data yet"})`);
@@ -68,7 +71,7 @@ function plot(card, chosen, tables, toggleTable) {
         swatch: () => replicaSwatch(number),
         color: cssColor(replicaHue(number)),
         dash: replicaDash(number),
-        width: number ? 1.5 : 2.5,
+        width: place ? 1.5 : 2.5,
       };
       const columns = { x: curve[chosen.x], y: curve.value };
       return [line(run.id, run.name, columns, { smooth: chosen.smooth ?? 0 }, look)];

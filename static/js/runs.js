@@ -8,6 +8,7 @@ import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
 import { followList, refreshed } from "./lib/part.js";
+import { replicaSwatch, runNumbers } from "./lib/palette.js";
 import { look } from "./lib/states.js";
 
 const COMPARED = 20; // limit of the comparison page
@@ -125,9 +126,13 @@ function runsPage() {
   // Selection
 
   function select() {
+    // The colours that Compare would use.
+    const numbers = picked.size > COMPARED ? new Map() : runNumbers(picked);
     for (const [id, row] of rows) {
       $("[data-pick]", row).checked = picked.has(id);
       row.toggleAttribute("data-picked", picked.has(id));
+      $(".swatch", row)?.remove();
+      if (numbers.has(id)) $(".title", row).prepend(replicaSwatch(numbers.get(id)));
     }
     const here = [...rows.keys()].filter((id) => picked.has(id)).length;
     const all = $("[data-pick-all]");
