@@ -137,7 +137,7 @@ def add_view_commands(commands: Subparsers) -> None:
     removed = group.add("delete", delete, "delete a view")
     _add_names(shown, saved, removed)
     saved.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
-    saved.add_argument("--sort", default=NEWEST, help="e.g. -cost; default: newest first")
+    saved.add_argument("--sort", default=NEWEST, help="e.g. --sort=-cost; default: newest first")
     saved.add_argument("--columns", default="", metavar="A,B", help="default: the usual ones")
     saved.add_argument(
         "--differing", action="store_true", help="add the settings in which the runs differ"

@@ -40,9 +40,7 @@ def test_compared_runs_and_saved_views(call: Callable[..., Any], signed_in: str)
     assert call("compare", "nothing").code == 5
 
     save = ("views", "save", "Paper", "-q", "tag:paper", "--columns", "name,cost")
-    assert call(*save, "--sort", "-cost").out == (
-        "Paper  q=tag:paper&sort=-cost&columns=name,cost\n"
-    )
+    assert call(*save, "--sort=-cost").out == ("Paper  q=tag:paper&sort=-cost&columns=name,cost\n")
     assert call("views", "save", "paper", "--group-by", "owner", "--shared").code == 0
     view = SavedView.objects.get()
     assert (view.name, view.query, view.group, view.shared) == ("paper", "", "owner", True)
@@ -60,7 +58,10 @@ def test_compared_runs_and_saved_views(call: Callable[..., Any], signed_in: str)
     assert call("run-views", "save", "wide", *layout, "--x", "tokens").code == 0
     panels = RunView.objects.get()
     assert (panels.panels, panels.x, panels.smooth, panels.clip) == (
-        "loss.l,-cosine", "tokens", 0.5, False
+        "loss.l,-cosine",
+        "tokens",
+        0.5,
+        False,
     )
     assert "loss.l,-cosine" in call("run-views", "ls").out
     assert "tokens" in call("run-views", "show", "wide").out

@@ -70,7 +70,7 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
     page.get_by_role("button", name="Cost").click()
     expect(page.get_by_text("Not shown: Local (unknown price)")).to_be_visible()
     expect(page.locator("[data-legend] button")).to_have_count(2)
-    page.get_by_role("button", name="Training").click()
+    page.get_by_label("Metric").select_option("Training loss")
     expect_address(page, "x=money", "series=loss")
     window.shoot(page, "compare-money", full=False)
     page.get_by_role("link", name="Make Local the baseline").click()
@@ -78,14 +78,30 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
     assert colours(page, ".compare:not(.diff) .swatch path") == compared[2:] + compared[:2]
     expect_address(page, "x=money")
     page.get_by_role("button", name="Wall time").click()
+    # Any metric of a board, smoothed, on a logarithmic scale.
+    page.get_by_label("Metric").select_option("Goodput")
+    page.get_by_role("button", name="Logarithmic scale").click()
+    page.get_by_label("Smoothing").fill("0.5")
+    expect_address(page, "series=goodput", "smooth=0.5", "log=y")
+    expect(page.locator("[data-legend] button")).to_have_count(3)
+    window.shoot(page, "compare-goodput", full=False)
     page.get_by_role("button", name="Table", exact=True).click()
-    expect(
-        page.locator("[data-chart-table] th", has_text="time since the first step")
-    ).to_be_visible()
+    value = page.locator("[data-chart-table] td", has_text="%").first
+    expect(value).to_be_visible()
     page.reload()
     expect(
         page.locator("[data-chart-table] th", has_text="time since the first step")
     ).to_be_visible()
+    expect(value).to_be_visible()
+    expect(page.get_by_label("Metric")).to_have_value("goodput")
+    expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+    expect(page.get_by_role("button", name="Logarithmic scale")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_role("link", name="Save as board").click()
+    expect(page.get_by_label("Metric of panel 1")).to_have_value("goodput")
+    expect(page.get_by_label("Smoothing of panel 1")).to_have_value("0.5")
+    expect(page.get_by_label("Scale of panel 1")).to_have_value("log")
 
 
 def test_arrow_keys_read_the_chart(window: Window, three: str) -> None:

@@ -80,6 +80,7 @@ CALLS = {
     ("get", f"{RUN}/logs.txt"): (UNKNOWN, OK, OK, OK, OK),
     ("post", f"{RUN}/alerts/{{alert}}/acknowledge"): (UNKNOWN, REFUSED, OK, REFUSED, OK),
     ("get", "/compare?id={run}"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/compare/curves?id={run}"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/fleet"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/spend"): (UNKNOWN, OK, OK, OK, OK),
