@@ -111,7 +111,7 @@ class RunHeader(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class RunTotals(Row):
-    """Totals of the runs that match. What is not *known* is a lower bound.
+    """Totals of the runs that match. A figure that is not *known* is a lower bound.
 
     ``gpus`` and ``usd_h`` are those of the replicas' jobs that run now; ``today_usd`` was spent
     since midnight in UTC. ``alerts`` are open.

@@ -58,14 +58,14 @@ TABS = {"active": "Active", "mine": "Mine", "failed": "Failed", "all": "All"}
 
 STRIP = (
     ("active_runs", "active", "Listed runs that have not ended"),
-    ("gpus", "GPUs in use", "GPUs of the replicas' jobs that run now; + if some are unknown"),
+    ("gpus", "in use", "GPUs of the replicas' jobs that run now; + if some are unknown"),
     ("rate", "an hour", "Price of the replicas' jobs that run now; + if some prices are unknown"),
     (
         "today",
         "spent today",
         "Spent by the listed runs since midnight in UTC, as on Spend; + if prices are unknown",
     ),
-    ("alerts", "open alerts", "Open alerts of the listed runs, acknowledged or not"),
+    ("alerts", "open", "Open alerts of the listed runs, acknowledged or not"),
     ("runs", "listed", "Runs that match the query"),
     ("cost", "spent in all", "Cost of the listed runs since their start"),
 )
@@ -335,13 +335,17 @@ def _totals(request: HttpRequest, terms: tuple[Term, ...]) -> dict[str, str]:
     return {
         **{tab: formats.count(count) for tab, count in tabs.items()},
         "active_runs": formats.count(total.active),
-        "gpus": formats.lower_bound(total.gpus, total.gpus_known),
+        "gpus": f"{formats.lower_bound(total.gpus, total.gpus_known)} {_plural(total.gpus, 'GPU')}",
         "rate": formats.rate(total.usd_h, total.usd_h_known),
         "today": formats.spent(total.today_usd, total.today_known),
-        "alerts": formats.count(total.alerts),
-        "runs": f"{formats.count(total.runs)} run{'' if total.runs == 1 else 's'}",
+        "alerts": f"{formats.count(total.alerts)} {_plural(total.alerts, 'alert')}",
+        "runs": f"{formats.count(total.runs)} {_plural(total.runs, 'run')}",
         "cost": formats.spent(total.cost_usd, total.cost_known),
     }
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
 
 
 def _strip(

@@ -29,7 +29,7 @@ from runs.queries.spend import RUNS_AT_ONCE
 from runs.queries.spend_history import SpendHistory, Stretch
 
 STRADDLING = 20_000
-"""Jobs that ran when a period began, of which the newest are read."""
+"""Jobs that are read at once. Of those that ran when a period began the newest count."""
 
 
 @dataclass
@@ -56,30 +56,36 @@ class Spending:
 
 def spending_since(first: date, now: datetime) -> Spending:
     """Spending since the beginning of a day in UTC."""
-    history, result = spend_history.history(midnight(first)), Spending()
-    _group(_by_run(first, now, history, result.tags), history, result)
-    _add_retained(first, result)
-    return result
-
-
-def spent_by_run(first: date, now: datetime) -> dict[uuid.UUID, Spent]:
-    """Spending of each run since the beginning of a day in UTC. Six queries."""
-    history = SpendHistory(retained_until=spend_history.deleted_and_back())
-    return _by_run(first, now, history, {})
-
-
-def _by_run(
-    first: date, now: datetime, history: SpendHistory, by_tag: dict[str, Spent]
-) -> dict[uuid.UUID, Spent]:
-    """Spending of each run. That of runs whose tags changed is also added to ``by_tag``."""
-    start, by_run = midnight(first), dict[uuid.UUID, Spent]()
+    start = midnight(first)
+    history, result = spend_history.history(start), Spending()
+    by_run: dict[uuid.UUID, Spent] = {}
     for run, usd, unpriced in _within(start, history):
         by_run.setdefault(run, Spent()).add(finite(usd) or 0.0, unpriced)
     for part in chain(_by_time(start, now, history), _traffic(start, now, history)):
         by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
         for tag in part.tags:
-            by_tag.setdefault(tag, Spent()).add(part.usd, part.unpriced_jobs)
-    return by_run
+            result.tags.setdefault(tag, Spent()).add(part.usd, part.unpriced_jobs)
+    _group(by_run, history, result)
+    _add_retained(first, result)
+    return result
+
+
+def spent_by_run(first: date, now: datetime) -> tuple[dict[uuid.UUID, Spent], bool]:
+    """Spending of each run that exists since the beginning of a day in UTC, and whether all jobs
+    are included. Six queries, whose cost depends on the jobs that run or ended since then."""
+    start, by_run, complete = midnight(first), dict[uuid.UUID, Spent](), True
+    history = SpendHistory(retained_until=spend_history.deleted_and_back())
+    parts = [_traffic(start, now, history)]
+    for attempts, columns in _JOBS:
+        # A query for each, because an index serves each alone.
+        for ran in (Q(ended_at__isnull=True), Q(ended_at__gte=start)):
+            jobs = attempts.filter(_BILLED, ran).order_by()
+            rows = list(jobs.values_list(*columns)[: STRADDLING + 1])
+            complete &= len(rows) <= STRADDLING
+            parts.append(_parts(rows[:STRADDLING], start, now, history))
+    for part in chain.from_iterable(parts):
+        by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
+    return by_run, complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +113,8 @@ def _within(
     """Run, cost and unpriced jobs of the attempts that were created in the period, without those
     of :attr:`SpendHistory.runs`."""
     unpriced = Count("pk", filter=Q(price_usd_h=None, started_at__isnull=False))
-    # An index serves the condition on the end, which the other one implies.
-    ran = Q(ended_at__isnull=True) | Q(ended_at__gte=start)
     for attempts, columns in _JOBS:
-        created = attempts.filter(_BILLED, ran, created_at__gte=start).order_by()
+        created = attempts.filter(_BILLED, created_at__gte=start).order_by()
         if history.runs:
             created = created.exclude(**{f"{columns[0]}__in": history.runs})
         yield from created.values_list(columns[0]).annotate(usd=Sum("cost_usd"), unpriced=unpriced)
@@ -128,6 +132,13 @@ def _by_time(start: datetime, now: datetime, history: SpendHistory) -> Iterator[
         .iterator()
         for attempts, columns in _JOBS
     )
+    return _parts(rows, start, now, history)
+
+
+def _parts(
+    rows: Iterable[Any], start: datetime, now: datetime, history: SpendHistory
+) -> Iterator[_Part]:
+    """The shares of the period in the costs of attempts, with the columns of :data:`_JOBS`."""
     for values in rows:
         attempt = Attempt(*values)
         for stretch in stretches(attempt, now):

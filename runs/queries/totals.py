@@ -30,8 +30,8 @@ TABS = {"active": "is:active", "mine": "is:mine", "failed": "state:failed", "all
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Of the listed runs. What is not *known* is a lower bound: a price, or the number of GPUs of
-    some hardware, is unknown.
+    """Figures of the listed runs. One that is not *known* is a lower bound: a price, or the GPUs of
+    some hardware, are unknown.
 
     ``gpus`` and ``usd_h`` are those of the replicas' jobs that run now. ``today_usd`` was spent
     since midnight in UTC, as :mod:`runs.queries.spend` counts it. ``alerts`` are open.
@@ -85,7 +85,8 @@ def totals(runs: QuerySet[Run], *, now: datetime) -> Totals:
         runs=Count("pk"), active=Count("pk", filter=is_active), usd=Sum("cost_usd")
     )
     unknown = runs.filter(pk__in=rates.unpriced_attempts().values("replica__run"))
-    jobs, today, alerts = _jobs(), budgets.spent_by_run(in_utc(now).date(), now), _alerts()
+    jobs, alerts = _jobs(), _alerts()
+    today, complete = budgets.spent_by_run(in_utc(now).date(), now)
     listed = _listed(runs, {*jobs, *today, *alerts})
     running = [job for run, job in jobs.items() if run in listed]
     spent = [tally for run, tally in today.items() if run in listed]
@@ -97,7 +98,7 @@ def totals(runs: QuerySet[Run], *, now: datetime) -> Totals:
         usd_h=sum(job.usd_h for job in running),
         usd_h_known=all(job.usd_h_known for job in running),
         today_usd=finite(sum(tally.usd for tally in spent)) or 0.0,
-        today_known=not any(tally.unpriced_jobs for tally in spent),
+        today_known=complete and not any(tally.unpriced_jobs for tally in spent),
         cost_usd=finite(sums["usd"]) or 0.0,
         cost_known=not unknown.exists(),
         alerts=sum(number for run, number in alerts.items() if run in listed),

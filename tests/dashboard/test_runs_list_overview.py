@@ -97,16 +97,17 @@ def test_totals_are_texts_by_name(client: Client, operator_user: Any) -> None:
     partly_priced(operator_user)
     failed = seed.run(operator_user, state="failed", committed=1, replicas=1)
     priced(failed, 1.0)
-    assert client.get("/runs/totals").json() == {
+    texts = client.get("/runs/totals").json()
+    assert texts.pop("today").endswith(" +")
+    assert texts == {
         "active": "1",
         "mine": "2",
         "failed": "1",
         "all": "2",
         "active_runs": "1",
-        "gpus": "unknown",
+        "gpus": "0 GPUs",
         "rate": "$3.00 +",
-        "today": "unknown",
-        "alerts": "0",
+        "alerts": "0 alerts",
         "runs": "2 runs",
         "cost": "$12.35 +",
     }
@@ -153,7 +154,7 @@ def test_figures_link_to_their_pages(client: Client, operator_user: Any) -> None
 def test_the_api_has_the_totals_of_all_pages(client: Client, operator_user: Any) -> None:
     for name in ("hot", "cold"):
         priced(seed.run(operator_user, name=name, committed=1, replicas=2), 4.0)
-    page = client.get("/api/runs", {"limit": 1, "totals": True, "owner": "owner"}).json()
+    page = client.get("/api/runs", {"limit": 1, "totals": True, "owner": "olga"}).json()
     assert len(page["runs"]) == 1
     assert set(page["totals"]) == {field.name for field in dataclasses.fields(RunTotals)}
     assert (page["totals"]["runs"], page["totals"]["usd_h"]) == (2, 16.0)

@@ -219,17 +219,20 @@ def test_spent_today_is_that_of_the_spend_page(operator_user: Any) -> None:
         total = totals.totals(runs, now=now + hour)
         return round(total.today_usd, 6), total.today_known
 
-    page = spend.spend(
-        operator_user, Period.until(now.date(), days=1), JobFilter(), now=now + hour
-    )
+    page = spend.spend(operator_user, Period.until(now.date(), days=1), JobFilter(), now=now + hour)
     assert today("is:mine") == (round(2 * 24.0 + 9.0 + 2.0 * 7 / 13, 6), True)
     assert today("") == (round(page["total"]["usd"], 6), False)
     assert page["total"]["unpriced_jobs"]
     assert today("name:gamma") == (0.0, True)
     # A run that was deleted and imported again: what is stored for it does not count twice.
     RetainedSpend.objects.create(
-        run=Run.objects.get(name="beta").pk, run_name="beta", owner="olga", backend="modal",
-        day=now.date(), usd=57.0, deleted_at=now + hour,
+        run=Run.objects.get(name="beta").pk,
+        run_name="beta",
+        owner="olga",
+        backend="modal",
+        day=now.date(),
+        usd=57.0,
+        deleted_at=now + hour,
     )
     assert today("is:mine") == (0.0, True)
 
@@ -243,4 +246,4 @@ def test_the_number_of_queries_is_constant(operator_user: Any) -> None:
     before = queries()
     for number in range(5):
         make(operator_user, f"more {number}", (1.0, "runs"), (None, "runs"))
-    assert queries() == before == 12
+    assert queries() == before == 11

@@ -1,4 +1,4 @@
-"""An index of the open alerts, which the list of runs counts."""
+"""Indexes for the totals of the runs list: open alerts, and the runs that ran today."""
 
 from django.db import migrations, models
 from django.db.models import Q
@@ -13,5 +13,8 @@ class Migration(migrations.Migration):
             index=models.Index(
                 fields=["run"], condition=Q(("closed_at__isnull", True)), name="alert_open"
             ),
+        ),
+        migrations.AddIndex(
+            model_name="run", index=models.Index(fields=["ended_at"], name="run_ended")
         ),
     ]
