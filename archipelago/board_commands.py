@@ -1,18 +1,71 @@
-"""Commands about boards: list, show, save, delete."""
+"""Commands that compare runs, and those about boards: list, show, save, delete."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from archipelago import terminal
+from archipelago.arguments import Subparsers, add_json
 from archipelago.board_rows import Board
 from archipelago.client import Client
 from archipelago.errors import Invalid
+from archipelago.rows import RunHeader, RunView, View
 
-SHOWN = {"eval_loss": "EVAL", "train_loss": "TRAIN", "tokens": "TOKENS", "cost_usd": "COST"}
-"""Measures of the table and their heads."""
+R = TypeVar("R", Board, View, RunView)
+
+SHOWN: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "eval_loss": ("EVAL", terminal.loss),
+    "best_eval_loss": ("BEST", terminal.loss),
+    "train_loss": ("TRAIN", terminal.loss),
+    "tokens": ("TOKENS", terminal.count),
+    "wall_s": ("TIME", terminal.clock),
+    "tokens_per_s": ("TOKENS/S", terminal.count),
+    "goodput": ("GOODPUT", terminal.percent),
+    "bytes": ("TRAFFIC", terminal.size),
+    "cost_usd": ("COST", terminal.money),
+}
+"""Measures of the table, their heads and formats."""
+NAME_LENGTH = 24
+"""Characters of a run's name at the head of a column."""
+
+
+def compare(client: Client, options: argparse.Namespace) -> int:
+    """Print the newest results of runs, and the settings in which they differ."""
+    runs = dict.fromkeys(client.find(run).id for run in options.run)
+    found = client.compare(list(runs))
+    if options.json:
+        return terminal.print_json(found.raw)
+    _print_results(zip(found.runs, found.measures, strict=True))
+    print()
+    if not found.differences:
+        print("no settings differ")
+        return 0
+    heads = [terminal.safe(run.name)[:NAME_LENGTH] for run in found.runs]
+    rows = [
+        [each.name, *(terminal.UNKNOWN if v in (None, "") else str(v) for v in each.values)]
+        for each in found.differences
+    ]
+    for line in terminal.table(["SETTING", *heads], rows, right="l" + "r" * len(heads)):
+        print(line)
+    return 0
+
+
+def _print_results(results: Iterable[tuple[RunHeader, dict[str, float | None]]]) -> None:
+    table = [
+        [
+            run.id[:8],
+            terminal.safe(run.name),
+            run.state,
+            *(show(values.get(name)) for name, (_, show) in SHOWN.items()),
+        ]
+        for run, values in results
+    ]
+    heads = ["RUN", "NAME", "STATE", *(head for head, _ in SHOWN.values())]
+    for line in terminal.table(heads, table, right="lll" + "r" * len(SHOWN)):
+        print(line)
 
 
 def boards(client: Client, options: argparse.Namespace) -> int:
@@ -37,20 +90,10 @@ def boards(client: Client, options: argparse.Namespace) -> int:
 
 def show(client: Client, options: argparse.Namespace) -> int:
     """Print the results of the runs of a board."""
-    found = client.board(_find(client, options.board).id)
+    found = client.board(named(client.boards(), options.board, "a board").id)
     if options.json:
         return terminal.print_json(found.raw)
-    table = [
-        [
-            row.run.id[:8],
-            terminal.safe(row.run.name),
-            row.run.state,
-            *(_value(name, row.values.get(name)) for name in SHOWN),
-        ]
-        for row in found.results
-    ]
-    for line in terminal.table(["RUN", "NAME", "STATE", *SHOWN.values()], table, right="lllrrrr"):
-        print(line)
+    _print_results((row.run, row.values) for row in found.results)
     print(f"{client.url}/boards/{found.board.id}", file=sys.stderr)
     return 0
 
@@ -70,20 +113,19 @@ def save(client: Client, options: argparse.Namespace) -> int:
 
 
 def delete(client: Client, options: argparse.Namespace) -> int:
-    board = _find(client, options.board)
+    board = named(client.boards(), options.board, "a board")
     client.delete_board(board.id)
     print(terminal.safe(f"{board.name} deleted"))
     return 0
 
 
-def _find(client: Client, wanted: str) -> Board:
-    """The board with this id or name; of several with the name the own one."""
-    rows = client.boards()
+def named(rows: Sequence[R], wanted: str, kind: str) -> R:
+    """The row with this id or name; of several with the name the own one."""
     found = [row for row in rows if str(row.id) == wanted] or sorted(
         (row for row in rows if row.name.lower() == wanted.lower()), key=lambda row: not row.mine
     )
     if not found:
-        raise Invalid(f"expected a board, found none that matches {wanted!r}")
+        raise Invalid(f"expected {kind}, found none that matches {wanted!r}")
     return found[0]
 
 
@@ -107,13 +149,13 @@ def _panel(text: str) -> dict[str, Any]:
     return panel
 
 
-def _value(name: str, value: float | None) -> str:
-    formats = {"tokens": terminal.count, "cost_usd": terminal.money}
-    return formats.get(name, terminal.loss)(value)
-
-
-def add_board_commands(commands: Any) -> None:
-    """Add the commands of the group ``boards``."""
+def add_board_commands(commands: Subparsers) -> None:
+    """Add the command ``compare`` and those of the group ``boards``."""
+    side_by_side = commands.add(
+        "compare", compare, "print the newest results of runs, and the settings that differ"
+    )
+    side_by_side.add_argument("run", metavar="RUN", nargs="+")
+    add_json(side_by_side)
     group = commands.group("boards", "saved comparisons")
     ls = group.add("ls", boards, "list boards, own and shared")
     shown = group.add("show", show, "print the results of the runs of a board")
@@ -122,7 +164,7 @@ def add_board_commands(commands: Any) -> None:
     for command in (shown, removed):
         command.add_argument("board", metavar="BOARD", help="its id or name")
     for command in (ls, shown):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_json(command)
     saved.add_argument("name", metavar="NAME")
     saved.add_argument("-q", "--query", default="", help="show the newest runs that match")
     saved.add_argument(

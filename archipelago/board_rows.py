@@ -1,10 +1,30 @@
-"""Rows of boards: saved comparisons."""
+"""Rows of comparisons, and of boards: saved comparisons."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from archipelago.rows import Row, RunHeader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Row):
+    """A setting in which runs differ, with one value per run."""
+
+    name: str
+    label: str
+    values: list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Row):
+    """``runs`` in the requested order; the first is the baseline. ``measures`` are the results of
+    each by name; null: not known."""
+
+    runs: list[RunHeader]
+    measures: list[dict[str, float | None]]
+    differences: list[Difference]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from archipelago.errors import ApiError, Invalid, LoginNeeded
 from archipelago.evaluation_parser import add_evaluation_commands
 from archipelago.frame_parser import add_frame_commands
 from archipelago.read_parser import add_fleet_commands, add_read_commands
+from archipelago.view_commands import add_view_commands
 from archipelago.write_parser import (
     add_submit_commands,
     add_sweep_commands,
@@ -87,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add_read_commands(commands)
     add_fleet_commands(commands)
     add_board_commands(commands)
+    add_view_commands(commands)
     add_write_commands(commands)
     add_frame_commands(commands)
     add_tracker_commands(commands)

@@ -1,4 +1,5 @@
-"""Methods of the client for what belongs to no single run: alerts, search, settings, boards."""
+"""Methods of the client for what belongs to no single run: alerts, search, settings, comparisons,
+boards, saved views."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from archipelago.board_rows import Board, BoardResults
+from archipelago.board_rows import Board, BoardResults, Comparison
 from archipelago.errors import NotFound
 from archipelago.frame_rows import (
     BackendState,
@@ -22,6 +23,7 @@ from archipelago.frame_rows import (
     Token,
     Webhook,
 )
+from archipelago.rows import RunView, View
 from archipelago.transport import Http
 
 
@@ -195,14 +197,44 @@ class FrameClient:
 
     def save_board(self, body: Mapping[str, Any]) -> Board:
         """Save a board; an own one with the same name is replaced."""
-        name = str(body["name"]).lower()
-        known = [row for row in self.boards() if row.mine and row.name.lower() == name]
-        if known:
-            return Board.of(self._send("PUT", f"/boards/{known[0].id}", body))
-        return Board.of(self._send("POST", "/boards", body))
+        return Board.of(self._save("/boards", self.boards(), body))
 
     def delete_board(self, board_id: int) -> None:
         self._send("DELETE", f"/boards/{board_id}")
+
+    def compare(self, runs: Sequence[str]) -> Comparison:
+        """Results of up to twenty runs, and the settings in which they differ."""
+        return Comparison.of(self._get("/compare", id=list(runs)))
+
+    def views(self) -> list[View]:
+        """Saved views of the list of runs, own and shared."""
+        return [View.of(row) for row in self._get("/views")["views"]]
+
+    def save_view(self, body: Mapping[str, Any]) -> View:
+        """Save a view of the list; an own one with the same name is replaced."""
+        return View.of(self._save("/views", self.views(), body))
+
+    def delete_view(self, view_id: int) -> None:
+        self._send("DELETE", f"/views/{view_id}")
+
+    def run_views(self) -> list[RunView]:
+        """Saved views of the run page, own and shared."""
+        return [RunView.of(row) for row in self._get("/run-views")["views"]]
+
+    def save_run_view(self, body: Mapping[str, Any]) -> RunView:
+        """Save a view of the run page; an own one with the same name is replaced."""
+        return RunView.of(self._save("/run-views", self.run_views(), body))
+
+    def delete_run_view(self, view_id: int) -> None:
+        self._send("DELETE", f"/run-views/{view_id}")
+
+    def _save(self, path: str, rows: Sequence[Any], body: Mapping[str, Any]) -> Any:
+        """Create a row, or replace the own one of ``rows`` with the same name."""
+        name = str(body["name"]).lower()
+        for row in rows:
+            if row.mine and row.name.lower() == name:
+                return self._send("PUT", f"{path}/{row.id}", body)
+        return self._send("POST", path, body)
 
     def _get(self, path: str, **query: Any) -> Any:
         return self._http.call("GET", path, query=query)[1]

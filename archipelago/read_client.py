@@ -23,6 +23,7 @@ from archipelago.rows import (
     Run,
     RunHeader,
     RunPage,
+    RunTotals,
 )
 from archipelago.run_page_rows import Activity, Finding
 from archipelago.sweep_rows import RankedSweep, SweepPage
@@ -54,11 +55,13 @@ class ReadClient(FrameClient):
         query: str = "",
         before: str | None = None,
         limit: int = 50,
+        totals: bool = False,
     ) -> RunPage:
         """One page of runs, newest first.
 
         ``query`` has the syntax of the search field, e.g. ``state:running loss<3``. Archived runs
         are left out unless it includes them. ``before`` is the ``next`` of the previous page.
+        ``totals`` asks for those of all runs that match.
         """
         page = self._get(
             "/runs",
@@ -69,8 +72,13 @@ class ReadClient(FrameClient):
             q=query,
             before=before,
             limit=limit,
+            totals="true" if totals else None,
         )
-        return RunPage(runs=[RunHeader.of(row) for row in page["runs"]], next=page["next"])
+        return RunPage(
+            runs=[RunHeader.of(row) for row in page["runs"]],
+            next=page["next"],
+            totals=RunTotals.of(page["totals"]) if page.get("totals") else None,
+        )
 
     def run_groups(self, by: str, *, query: str = "", limit: int = 50) -> RunGroups:
         """Runs that match a query as groups with totals. ``by`` is tag, owner, sweep, state or

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from archipelago import run_commands, terminal
 from archipelago.client import Client
-from archipelago.errors import Unreachable
+from archipelago.errors import Invalid, Unreachable
 from archipelago.frame_commands import inbox
 from archipelago.list_rows import RunGroup
 from archipelago.rows import SUCCEEDED, Pool, Replica, Run, RunHeader
@@ -36,6 +37,8 @@ def ls(client: Client, options: argparse.Namespace) -> int:
         "name": options.name,
         "query": options.query,
     }
+    if options.totals:
+        return _totals(client, options, filters)
     if options.all:
         runs = list(client.every_run(**filters))
     else:
@@ -64,6 +67,27 @@ def ls(client: Client, options: argparse.Namespace) -> int:
     colour = terminal.has_colour(sys.stdout)
     for run, line in zip(runs, lines, strict=True):
         print(line.replace(run.state, terminal.painted(run.state, run.state, colour=colour), 1))
+    return 0
+
+
+def _totals(client: Client, options: argparse.Namespace, filters: dict[str, Any]) -> int:
+    """Print the totals of all runs that match."""
+    total = client.runs(limit=1, totals=True, **filters).totals
+    if total is None:
+        raise Invalid("expected a server that sums up runs, found an earlier version")
+    if options.json:
+        return terminal.print_json(total.raw)
+    figures = {
+        "runs": terminal.count(total.runs),
+        "active": terminal.count(total.active),
+        "GPUs in use": terminal.lower_bound(total.gpus, known=total.gpus_known),
+        "$/h": terminal.rate(total.usd_h, known=total.usd_h_known),
+        "spent today": terminal.money(total.today_usd, known=total.today_known),
+        "spent in all": terminal.money(total.cost_usd, known=total.cost_known),
+        "open alerts": terminal.count(total.alerts),
+    }
+    for line in terminal.table(["", ""], [list(row) for row in figures.items()], right="lr")[1:]:
+        print(line)
     return 0
 
 

@@ -35,7 +35,11 @@ def add_read_commands(commands: Subparsers) -> None:
     ls.add_argument("-q", "--query", default="", help="search, e.g. state:running loss<3")
     ls.add_argument("-n", "--limit", type=counted(1, 200), default=20)
     ls.add_argument("--all", action="store_true", help="list all runs, without a limit")
-    ls.add_argument("--group-by", choices=GROUPS, help="print groups with totals")
+    sums = ls.add_mutually_exclusive_group()
+    sums.add_argument("--group-by", choices=GROUPS, help="print groups with totals")
+    sums.add_argument(
+        "--totals", action="store_true", help="print what all matching runs use and cost"
+    )
     add_json(ls)
     add_json(
         commands.add_of_run("show", read_commands.show, "show a run, its pools and its replicas")

@@ -110,11 +110,34 @@ class RunHeader(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunTotals(Row):
+    """Totals of the runs that match. A figure that is not *known* is a lower bound.
+
+    ``gpus`` and ``usd_h`` are those of the replicas' jobs that run now; ``today_usd`` was spent
+    since midnight in UTC. ``alerts`` are open.
+    """
+
+    runs: int
+    active: int
+    gpus: int
+    gpus_known: bool
+    usd_h: float
+    usd_h_known: bool
+    today_usd: float
+    today_known: bool
+    cost_usd: float
+    cost_known: bool
+    alerts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunPage:
-    """``next`` is ``before`` of the next page; None on the last page."""
+    """``next`` is ``before`` of the next page; None on the last page. ``totals`` are those of all
+    pages, if they were requested."""
 
     runs: list[RunHeader]
     next: str | None
+    totals: RunTotals | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

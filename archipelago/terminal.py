@@ -101,6 +101,13 @@ def rate(usd_h: float | None, *, known: bool = True) -> str:
     return UNKNOWN if known and not usd_h else money(usd_h, known=known)
 
 
+def lower_bound(value: float, *, known: bool = True) -> str:
+    """A count; ``>`` marks one with unknown parts."""
+    if known:
+        return count(value)
+    return f">{count(value)}" if value else "unknown"
+
+
 def clock(seconds: float | None) -> str:
     """``1:23`` or ``1:02:03``."""
     if seconds is None:

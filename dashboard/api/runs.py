@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils import timezone
 from ninja import Header, Query, Router, Status
 from pydantic import BaseModel, Field
 
@@ -27,6 +28,7 @@ from runs.actions.group_info import info_of
 from runs.json_values import texts
 from runs.models import Run
 from runs.queries import fleet, paging, search, selectors
+from runs.queries.totals import totals as totals_of
 from runs.states import RunState
 from runs.submit import create, preflight, throughput_history
 
@@ -75,21 +77,21 @@ def list_runs(
         str | None, Query(pattern=PLACE, description="`next` of the previous page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    totals: Annotated[bool, Query(description="Also the totals of all matching runs")] = False,
 ) -> Any:
     """One page of runs, newest first. Archived runs are left out unless ``q`` includes them."""
-    user = reader(request)
+    user, terms = reader(request), search.parse(q)
+    chosen = paging.RunFilter(states=state, owner=owner, backend=backend, name=name)
+    matching = search.matching(selectors.visible_runs(user), terms, user=user)
     page, more = paging.runs_page(
-        search.matching(selectors.runs_for(user), search.parse(q), user=user),
-        before=_place(before),
-        states=state,
-        owner=owner,
-        backend=backend,
-        name=name,
-        limit=limit,
+        selectors.with_header(chosen.of(matching)), before=_place(before), limit=limit
     )
     return {
         "runs": [selectors.run_header(run) for run in page],
         "next": _place_text(more) if more else None,
+        "totals": dataclasses.asdict(totals_of(chosen.of(matching), now=timezone.now()))
+        if totals
+        else None,
     }
 
 

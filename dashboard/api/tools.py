@@ -9,15 +9,17 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 from ninja.errors import HttpError
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
-from archipelago import rows as shared
+from archipelago.board_rows import Comparison
 from dashboard.api import rows
 from dashboard.api.auth import OPERATORS, reader, submitter
-from dashboard.api.types import responses
+from dashboard.api.types import NO_NUL, responses
 from dashboard.forms.planner import bounds_of
+from dashboard.presentation.curves import curves_body
 from runs.exceptions import InvalidRun
-from runs.queries import comparison, selectors
+from runs.models import Run
+from runs.queries import boards, comparison, selectors
 from runs.submit import planner
 from runs.submit.uploads import ARCHIVE_BYTES, store_archive
 
@@ -47,28 +49,13 @@ Question: Any = create_model(
 )
 
 
-class Comparison(BaseModel):
-    """``runs`` are in the requested order; the first is the baseline. ``differences`` are the
-    settings that differ, with one value per run."""
-
-    runs: list[shared.RunHeader]
-    measures: list[dict[str, float | None]]
-    differences: list[dict[str, Any]]
-
-
 @router.get("/compare", response=responses(Comparison, but=(409, 413)))
 def compare_runs(
     request: HttpRequest,
     id: Annotated[list[UUID], Query(min_length=1, max_length=comparison.MOST)],
 ) -> Any:
     """Compare up to twenty runs."""
-    wanted = list(dict.fromkeys(id))
-    matching = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
-    by_id = {run.pk: run for run in matching}
-    for pk in wanted:
-        if pk not in by_id:
-            raise HttpError(404, f"expected ids of runs, found {pk}")
-    runs = [by_id[pk] for pk in wanted]
+    runs = _chosen(request, id)
     return {
         "runs": [selectors.run_header(run) for run in runs],
         "measures": comparison.measured(runs),
@@ -77,6 +64,28 @@ def compare_runs(
             for d in comparison.differences(runs)
         ],
     }
+
+
+@router.get("/compare/curves", response=responses(dict[str, Any], but=(409, 413)))
+def get_curves(
+    request: HttpRequest,
+    id: Annotated[list[UUID], Query(min_length=1, max_length=comparison.MOST)],
+    metric: Annotated[str, Query(max_length=boards.METRIC_LENGTH, pattern=NO_NUL)] = "eval_loss",
+) -> Any:
+    """The curves of a metric of up to twenty runs, as ``/boards/{board_id}/curves``."""
+    if problem := boards.Panel(metric=metric).problem():
+        raise InvalidRun("metric", problem.message)
+    return curves_body(_chosen(request, id), [metric])
+
+
+def _chosen(request: HttpRequest, ids: list[UUID]) -> list[Run]:
+    wanted = list(dict.fromkeys(ids))
+    matching = selectors.runs_for(reader(request)).filter(pk__in=wanted).prefetch_related("pools")
+    by_id = {run.pk: run for run in matching}
+    for pk in wanted:
+        if pk not in by_id:
+            raise HttpError(404, f"expected ids of runs, found {pk}")
+    return [by_id[pk] for pk in wanted]
 
 
 @router.post("/planner", response=responses(dict[str, Any], but=(404, 409)))

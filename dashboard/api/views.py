@@ -3,7 +3,7 @@ share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from django.contrib.auth.models import User
 from django.http import HttpRequest
@@ -26,6 +26,7 @@ from runs.queries.panel_layout import PanelLayout
 
 router = Router(tags=["views"])
 
+V = TypeVar("V", SavedView, RunView)
 ViewId = Annotated[int, Path(ge=0, le=SMALL)]
 
 
@@ -56,10 +57,27 @@ def list_views(request: HttpRequest) -> Any:
 @router.post("/views", response=responses(shared.View, status=201, but=(404,)))
 def save_view(request: HttpRequest, body: View) -> Any:
     """Save a query, an order and columns under a name that is unique among the caller's views."""
+    return Status(201, _save(keeper(request), body, None))
+
+
+@router.put("/views/{int:view_id}", response=responses(shared.View))
+def change_view(request: HttpRequest, view_id: ViewId, body: View) -> Any:
+    """Replace an own view."""
     user = keeper(request)
+    return _save(user, body, _own(user, service.views_for(user).filter(pk=view_id).first()))
+
+
+def _save(user: User, body: View, view: SavedView | None) -> dict[str, Any]:
     search.parse(body.query)
     _check_shared(user, body.shared)
-    return Status(201, service.row(service.save(user, **body.model_dump()), user=user))
+    return service.row(service.save(user, view=view, **body.model_dump()), user=user)
+
+
+def _own(user: User, view: V | None) -> V:
+    view = or_404(view)
+    if view.owner_id != user.pk:
+        raise AuthorizationError(message=f"expected its owner {view.owner}, found {user}")
+    return view
 
 
 def _check_shared(user: User, asked: bool) -> None:
@@ -111,11 +129,22 @@ def list_run_views(request: HttpRequest) -> Any:
 def save_run_view(request: HttpRequest, body: RunViewBody) -> Any:
     """Save the layout of a run's panels under a name that is unique among the caller's views. It
     applies to every run."""
+    return Status(201, _save_run_view(keeper(request), body, None))
+
+
+@router.put("/run-views/{int:view_id}", response=responses(shared.RunView))
+def change_run_view(request: HttpRequest, view_id: ViewId, body: RunViewBody) -> Any:
+    """Replace an own view of runs."""
     user = keeper(request)
+    view = _own(user, run_views.views_for(user).filter(pk=view_id).first())
+    return _save_run_view(user, body, view)
+
+
+def _save_run_view(user: User, body: RunViewBody, view: RunView | None) -> dict[str, Any]:
     layout = PanelLayout(**body.model_dump(exclude={"name", "shared"}))
     _check_shared(user, body.shared)
-    view = run_views.save(user, layout, name=body.name, shared=body.shared)
-    return Status(201, run_views.row(view, user=user))
+    saved = run_views.save(user, layout, name=body.name, shared=body.shared, view=view)
+    return run_views.row(saved, user=user)
 
 
 @router.delete("/run-views/{int:view_id}", response=responses(rows.RunViews, but=(409, 413)))

@@ -148,6 +148,13 @@ def spent(value: float | None, known: bool = True) -> str:
     return f"{money(value)} +" if value else "unknown"
 
 
+def lower_bound(value: float, known: bool = True) -> str:
+    """A count. ``+`` marks one without the unknown parts: ``12 +``; ``unknown`` if all are."""
+    if known:
+        return count(value)
+    return f"{count(value)} +" if value else "unknown"
+
+
 def rate(usd_h: float | None, known: bool = True) -> str:
     """Dollars an hour of the running jobs; a dash if there are none."""
     return UNKNOWN if known and not usd_h else spent(usd_h, known)

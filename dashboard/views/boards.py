@@ -25,7 +25,7 @@ from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import Board, Run
 from runs.queries import boards as queries
 from runs.queries import selectors
-from runs.queries.boards import DEFAULT_PANELS, Panel
+from runs.queries.boards import DEFAULT_PANELS
 from runs.queries.comparison import MOST
 
 
@@ -77,14 +77,19 @@ def board_json(request: HttpRequest, board_id: int) -> JsonResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     """Save a board. The address of the form can hold its values: ``?ids=…`` or ``?query=…``, and
-    ``series`` and ``x`` of the first panel."""
+    ``series``, ``x``, ``smooth`` and ``log`` of the first panel."""
     user = reader(request)
     if request.method == "POST":
         return _save(request, None)
     asked = request.GET
     ids = [text.strip() for text in asked.get("ids", "").split(",") if text.strip()]
-    panel = Panel(metric=asked.get("series", "eval_loss"), x=asked.get("x", "tokens"))
-    panels = list(DEFAULT_PANELS) if panel.problem() else [panel]
+    asked_panel = PanelRow.sent(
+        asked.get("series", "eval_loss"),
+        asked.get("x", "tokens"),
+        asked.get("smooth", "0"),
+        "log" if asked.get("log") == "y" else "linear",
+    )
+    panels = list(DEFAULT_PANELS) if asked_panel.problem else [asked_panel.panel]
     return _form(
         request,
         BoardForm(initial={"query": asked.get("query", "")}),

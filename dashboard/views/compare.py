@@ -1,7 +1,7 @@
 """Compare runs: ``/compare?ids=<id>,<id>&base=<id>``.
 
-The URL holds the whole selection. The page shows the tables, ``compare.json`` provides the curves
-and ``compare.csv`` the tables as a file.
+The URL holds the whole selection, and the metric, axis, smoothing and scale of the chart. The page
+shows the tables, ``compare.json`` provides the curves and ``compare.csv`` the tables as a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
 from runs.json_values import iso
 from runs.models import Run
-from runs.queries import comparison, selectors
+from runs.queries import boards, comparison, selectors
+from runs.queries.boards import Panel
 from runs.queries.comparison import MEASURES, MOST
 from runs.queries.export_formats import csv_text
 from runs.states import RUN_ENDED
@@ -48,6 +49,9 @@ def compare(request: HttpRequest) -> HttpResponse:
     selection = _selection(request)
     runs = selection.runs
     context = tables(runs) | {"asked": selection, "most": MOST, "now": timezone.now()}
+    if not request.GET.get("part"):
+        context |= {"metrics": boards.metrics_offered(runs), "axes": boards.AXES}
+        context |= {"most_smooth": boards.MOST_SMOOTH}
     template = "compare/_tables.html" if request.GET.get("part") else "compare/compare.html"
     return render(request, template, context, status=_status(selection))
 
@@ -59,11 +63,10 @@ def tables(runs: list[Run]) -> dict[str, Any]:
         "rows": [
             {
                 "run": run,
-                "number": number,
                 "cells": list(zip(MEASURES, cells, strict=True)),
                 "without": ",".join(str(r.pk) for r in runs if r is not run),
             }
-            for number, (run, cells) in enumerate(zip(runs, table, strict=True))
+            for run, cells in zip(runs, table, strict=True)
         ],
         "measures": MEASURES,
         "differences": comparison.differences(runs),
@@ -74,8 +77,11 @@ def tables(runs: list[Run]) -> dict[str, Any]:
 @require_safe
 @never_cache
 def compare_json(request: HttpRequest) -> JsonResponse:
-    selection = _selection(request)
-    return JsonResponse(curves_body(selection.runs), status=_status(selection))
+    """The curves of the metric ``series``."""
+    selection, metric = _selection(request), request.GET.get("series", "eval_loss")
+    if problem := Panel(metric=metric).problem():
+        return JsonResponse({"error": f"{problem.field}: {problem.message}"}, status=422)
+    return JsonResponse(curves_body(selection.runs, [metric]), status=_status(selection))
 
 
 @require_safe

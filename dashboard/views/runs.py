@@ -13,7 +13,9 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -52,6 +54,22 @@ SPARK = (72, 20)
 TAGS_SHOWN = 4
 WHY_LENGTH = 1000
 TABS = {"active": "Active", "mine": "Mine", "failed": "Failed", "all": "All"}
+
+
+STRIP = (
+    ("active_runs", "active", "Listed runs that have not ended"),
+    ("gpus", "in use", "GPUs of the replicas' jobs that run now; + if some are unknown"),
+    ("rate", "an hour", "Price of the replicas' jobs that run now; + if some prices are unknown"),
+    (
+        "today",
+        "spent today",
+        "Spent by the listed runs since midnight in UTC, as on Spend; + if prices are unknown",
+    ),
+    ("alerts", "open", "Open alerts of the listed runs, acknowledged or not"),
+    ("runs", "listed", "Runs that match the query"),
+    ("cost", "spent in all", "Cost of the listed runs since their start"),
+)
+"""Figures above the list: name, label and explanation."""
 
 
 @require_safe
@@ -142,6 +160,10 @@ def _frame(
         "numbers": tuple(NUMBERS),
         "is_words": IS,
         "totals": sums,
+        "strip": [
+            {**figure, "text": sums.get(figure["name"], "")}
+            for figure in _strip(request.user, terms, address)
+        ],
         "tabs": _tabs(terms, address, sums),
         "group_choices": [
             {"label": label, "address": address.but(group=by), "chosen": by == address.group}
@@ -195,7 +217,7 @@ def runs_facets(request: HttpRequest) -> HttpResponse:
 @require_safe
 @never_cache
 def runs_totals(request: HttpRequest) -> JsonResponse:
-    """Texts of the tabs and of the total cost, by name. The page loads them after its rows."""
+    """Texts of the tabs and of the strip, by name. The page loads them after its rows."""
     try:
         terms = parse(ListAddress.of(request.GET).query)
     except BadQuery as bad:
@@ -304,16 +326,60 @@ def _tabs(
 
 
 def _totals(request: HttpRequest, terms: tuple[Term, ...]) -> dict[str, str]:
-    """Texts: the number of runs of each tab, ``runs``, ``cost`` and ``rate`` of the query."""
+    """Texts by name: the number of runs of each tab, and the figures of the strip."""
     if not permissions.can_view(request.user):
         return {}
-    total = totals.totals(terms, user=request.user)
+    runs = matching(Run.objects.order_by(), terms, user=request.user)
+    total = totals.totals(runs, now=timezone.now())
+    tabs = totals.tab_counts(terms, user=request.user)
     return {
-        **{tab: formats.count(count) for tab, count in total.tabs.items()},
-        "runs": f"{formats.count(total.runs)} run{'' if total.runs == 1 else 's'}",
-        "cost": formats.spent(total.cost_usd, total.cost_known),
+        **{tab: formats.count(count) for tab, count in tabs.items()},
+        "active_runs": formats.count(total.active),
+        "gpus": f"{formats.lower_bound(total.gpus, total.gpus_known)} {_plural(total.gpus, 'GPU')}",
         "rate": formats.rate(total.usd_h, total.usd_h_known),
+        "today": formats.spent(total.today_usd, total.today_known),
+        "alerts": f"{formats.count(total.alerts)} {_plural(total.alerts, 'alert')}",
+        "runs": f"{formats.count(total.runs)} {_plural(total.runs, 'run')}",
+        "cost": formats.spent(total.cost_usd, total.cost_known),
     }
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _strip(
+    user: AbstractBaseUser | AnonymousUser, terms: tuple[Term, ...], address: ListAddress
+) -> list[dict[str, str]]:
+    """The figures above the list, with their explanations and links. A page of all runs shows
+    those of the owner whom the query names."""
+    owners = [_owner_of(term, user) for term in terms]
+    owner = next(filter(None, owners), "")
+
+    def page(name: str, **values: str) -> str:
+        query = urlencode({k: v for k, v in {**values, "owner": owner}.items() if v})
+        return f"{reverse(name)}{'?' if query else ''}{query}"
+
+    addresses = {
+        "active_runs": str(address.but(query=totals.query_of("active", terms))),
+        "gpus": page("fleet"),
+        "rate": page("fleet"),
+        "today": page("spend", days="1"),
+        "alerts": page("alerts"),
+    }
+    return [
+        {"name": name, "label": label, "help": help, "address": addresses.get(name, "")}
+        for name, label, help in STRIP
+    ]
+
+
+def _owner_of(term: Term, user: AbstractBaseUser | AnonymousUser) -> str:
+    """The only owner whose runs match a term; '' if it does not name one."""
+    if term.negated or len(term.values) != 1:
+        return ""
+    if term.field == "is" and term.values[0].lower() == "mine":
+        return user.get_username()
+    return term.values[0] if term.field == "owner" else ""
 
 
 def _facets(request: HttpRequest, terms: tuple[Term, ...], address: ListAddress) -> dict[str, Any]:

@@ -28,13 +28,21 @@ def view_to_delete(user: User, view_id: int) -> RunView | None:
     return shared_rows.to_delete(RunView.objects.all(), user).filter(pk=view_id).first()
 
 
-def save(owner: User, layout: PanelLayout, *, name: str, shared: bool = False) -> RunView:
-    """Save a new view. Raises :class:`~runs.exceptions.ActionRefused`."""
-    shared_rows.check_number(RunView, owner)
-    view = RunView(owner=owner, **asdict(layout))
+def save(
+    owner: User,
+    layout: PanelLayout,
+    *,
+    name: str,
+    shared: bool = False,
+    view: RunView | None = None,
+) -> RunView:
+    """Save a new view, or replace ``view``. Raises :class:`~runs.exceptions.ActionRefused`."""
+    if view is None:
+        shared_rows.check_number(RunView, owner)
+        view = RunView(owner=owner)
     shared_rows.set_name(view, name)
     shared_rows.set_shared(view, shared)
-    return shared_rows.store(view)
+    return replace(view, layout)
 
 
 def replace(view: RunView, layout: PanelLayout) -> RunView:

@@ -42,10 +42,12 @@ def save(
     differing: bool = False,
     group: str = "",
     shared: bool = False,
+    view: SavedView | None = None,
 ) -> SavedView:
-    """Save a new view. Raises :class:`ActionRefused` for invalid values."""
-    shared_rows.check_number(SavedView, owner)
-    view = SavedView(owner=owner)
+    """Save a new view, or replace ``view``. Raises :class:`ActionRefused` for invalid values."""
+    if view is None:
+        shared_rows.check_number(SavedView, owner)
+        view = SavedView(owner=owner)
     shared_rows.set_name(view, name)
     shared_rows.set_shared(view, shared)
     _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)

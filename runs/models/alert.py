@@ -63,6 +63,7 @@ class Alert(models.Model):
                 condition=Q(closed_at__isnull=True, acknowledged_at__isnull=True),
                 name="alert_waits",
             ),
+            models.Index(fields=["run"], condition=Q(closed_at__isnull=True), name="alert_open"),
             models.Index(fields=["-opened_at", "-id"], name="alert_newest"),
         )
 

@@ -151,6 +151,7 @@ class Run(models.Model):
         )
         indexes = (
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
+            models.Index(fields=["ended_at"], name="run_ended"),
             models.Index(
                 fields=["state"], condition=Q(state__in=sorted(RUN_ACTIVE)), name="run_active"
             ),

@@ -24,12 +24,12 @@ from runs.json_values import finite, row_of, texts
 from runs.models import Budget, EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
 from runs.permissions import can_view
 from runs.queries import spend_history
-from runs.queries.attempt_costs import COLUMNS, EVALUATION_COLUMNS, Attempt, stretches
+from runs.queries.attempt_costs import COLUMNS, EVALUATION_COLUMNS, Attempt, midnight, stretches
 from runs.queries.spend import RUNS_AT_ONCE
 from runs.queries.spend_history import SpendHistory, Stretch
 
 STRADDLING = 20_000
-"""Jobs that ran when a period began, of which the newest are read."""
+"""Jobs that are read at once. Of those that ran when a period began the newest count."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Spending:
 
 def spending_since(first: date, now: datetime) -> Spending:
     """Spending since the beginning of a day in UTC."""
-    start = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    start = midnight(first)
     history, result = spend_history.history(start), Spending()
     by_run: dict[uuid.UUID, Spent] = {}
     for run, usd, unpriced in _within(start, history):
@@ -68,6 +68,24 @@ def spending_since(first: date, now: datetime) -> Spending:
     _group(by_run, history, result)
     _add_retained(first, result)
     return result
+
+
+def spent_by_run(first: date, now: datetime) -> tuple[dict[uuid.UUID, Spent], bool]:
+    """Spending of each run that exists since the beginning of a day in UTC, and whether all jobs
+    are included. Six queries, whose cost depends on the jobs that run or ended since then."""
+    start, by_run, complete = midnight(first), dict[uuid.UUID, Spent](), True
+    history = SpendHistory(retained_until=spend_history.deleted_and_back())
+    parts = [_traffic(start, now, history)]
+    for attempts, columns in _JOBS:
+        # A query for each, because an index serves each alone.
+        for ran in (Q(ended_at__isnull=True), Q(ended_at__gte=start)):
+            jobs = attempts.filter(_BILLED, ran).order_by()
+            rows = list(jobs.values_list(*columns)[: STRADDLING + 1])
+            complete &= len(rows) <= STRADDLING
+            parts.append(_parts(rows[:STRADDLING], start, now, history))
+    for part in chain.from_iterable(parts):
+        by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
+    return by_run, complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +132,13 @@ def _by_time(start: datetime, now: datetime, history: SpendHistory) -> Iterator[
         .iterator()
         for attempts, columns in _JOBS
     )
+    return _parts(rows, start, now, history)
+
+
+def _parts(
+    rows: Iterable[Any], start: datetime, now: datetime, history: SpendHistory
+) -> Iterator[_Part]:
+    """The shares of the period in the costs of attempts, with the columns of :data:`_JOBS`."""
     for values in rows:
         attempt = Attempt(*values)
         for stretch in stretches(attempt, now):

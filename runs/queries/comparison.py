@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, islice
 from typing import Any
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from diloco.protocol.settings import setting_fields
 from runs.json_values import finite
 from runs.metrics.blocks import Points, concatenate, thin
+from runs.metrics.round_strips import GROUPS
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
 from runs.queries.selectors import goodput
 
@@ -248,6 +249,11 @@ _Thinned = tuple[Points, int]
 METRICS = {
     "eval_loss": "Evaluation loss",
     "loss": "Training loss",
+    "norm": "Norm of the pseudo-gradients",
+    "cosine": "Cosine to the mean pseudo-gradient",
+    "update_norm": "Norm of the outer update",
+    "tokens_per_s": "Tokens per second",
+    "goodput": "Goodput",
     "contributors": "Replicas in the round",
 }
 """Metrics of curves. The series of evaluation results (:mod:`runs.metrics.evaluation_series`) are
@@ -256,15 +262,17 @@ LOSSES = ("eval_loss", "loss")
 
 
 def curves(runs: Sequence[Run], metrics: Sequence[str] = LOSSES) -> list[Curve]:
-    """Curves of metrics: by default evaluation loss of the global weights and mean training loss of
-    each round.
+    """Curves of metrics, by round: by default evaluation loss of the global weights and mean
+    training loss.
 
     The x-axes are tokens of all replicas, seconds since the first step, and cost.
     """
-    of_rounds = [name for name in metrics if name in _OF_ROUNDS]
-    points = _evaluations(runs, [name for name in metrics if name not in _OF_ROUNDS])
-    for name in of_rounds:
+    stored = [name for name in metrics if name not in (*_OF_ROUNDS, "goodput")]
+    points = _stored(runs, stored)
+    for name in (name for name in metrics if name in _OF_ROUNDS):
         points |= _rounds(runs, name)
+    if "goodput" in metrics:
+        points |= _goodput(runs)
     spent = _spending(runs)
     return [
         _curve(run, series, points[run.pk, series], spent.get(run.pk, ()))
@@ -293,16 +301,38 @@ def _curve(run: Run, series: str, thinned: _Thinned, jobs: Sequence[_Job]) -> Cu
     )
 
 
-def _evaluations(runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[Any, str], _Thinned]:
+def _stored(runs: Sequence[Run], names: Sequence[str]) -> dict[tuple[Any, str], _Thinned]:
+    """Series of the runs themselves."""
+    return {key: _thin(parts) for key, parts in _series(runs, names)}
+
+
+def _series(
+    runs: Sequence[Run], names: Sequence[str]
+) -> Iterator[tuple[tuple[Any, str], list[Points]]]:
     rows = (
         MetricBlock.objects.filter(run__in=runs, replica=None, series__in=names, level=0)
         .order_by("run", "series", "index")
         .values_list("run", "series", "data")
     )
-    return {
-        key: _thin([Points.unpack(bytes(data)) for *_, data in blocks])
-        for key, blocks in groupby(rows.iterator(chunk_size=BLOCKS), key=lambda row: row[:2])
-    }
+    for key, blocks in groupby(rows.iterator(chunk_size=BLOCKS), key=lambda row: row[:2]):
+        yield key, [Points.unpack(bytes(data)) for *_, data in blocks]
+
+
+def _goodput(runs: Sequence[Run]) -> dict[tuple[Any, str], _Thinned]:
+    """The share of compute in the time of all phases of a round."""
+    series = _series(runs, [f"phase_{group}" for group in GROUPS])
+    found = {}
+    for run, of_run in groupby(series, key=lambda item: item[0][0]):
+        phases = {name: concatenate(parts) for (_, name), parts in of_run}
+        compute = phases.get("phase_compute")
+        if compute is None:
+            continue
+        same = [each for each in phases.values() if np.array_equal(each.round, compute.round)]
+        total = np.sum([each.value for each in same], axis=0)
+        share = np.full(len(compute), np.nan)
+        np.divide(compute.value, total, out=share, where=total > 0)
+        found[run, "goodput"] = _thin([replace(compute, value=share)])
+    return found
 
 
 def _rounds(runs: Sequence[Run], name: str) -> dict[tuple[Any, str], _Thinned]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,32 +23,37 @@ Place = tuple[datetime, uuid.UUID]
 """Position in the list of runs: creation time and ID of the last run of a page."""
 
 
-def runs_page(
-    visible: QuerySet[Run],
-    *,
-    before: Place | None = None,
-    states: Sequence[str] = (),
-    owner: str = "",
-    backend: str = "",
-    name: str = "",
-    limit: int = 50,
-) -> tuple[list[Run], Place | None]:
-    """One page of runs, newest first, and the position of the next page.
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Filters of runs. Empty ones match every run; ``name`` matches any part of it,
+    case-insensitively."""
 
-    Empty filters match every run; ``name`` matches any part of it, case-insensitively.
-    """
+    states: Sequence[str] = ()
+    owner: str = ""
+    backend: str = ""
+    name: str = ""
+
+    def of(self, runs: QuerySet[Run]) -> QuerySet[Run]:
+        """The runs that match."""
+        if self.states:
+            runs = runs.filter(state__in=self.states)
+        if self.owner:
+            runs = runs.filter(owner__username=self.owner)
+        if self.name:
+            runs = runs.filter(name__icontains=self.name)
+        if self.backend:
+            pools = ReplicaPool.objects.filter(run=OuterRef("pk"), backend=self.backend)
+            runs = runs.filter(Exists(pools))
+        return runs
+
+
+def runs_page(
+    visible: QuerySet[Run], *, before: Place | None = None, limit: int = 50
+) -> tuple[list[Run], Place | None]:
+    """One page of runs, newest first, and the position of the next page."""
     if before is not None:
         at, pk = before
         visible = visible.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=pk))
-    if states:
-        visible = visible.filter(state__in=states)
-    if owner:
-        visible = visible.filter(owner__username=owner)
-    if name:
-        visible = visible.filter(name__icontains=name)
-    if backend:
-        pools = ReplicaPool.objects.filter(run=OuterRef("pk"), backend=backend)
-        visible = visible.filter(Exists(pools))
     rows = list(visible.order_by("-created_at", "-id")[: limit + 1])
     shown = rows[:limit]
     more = (shown[-1].created_at, shown[-1].pk) if len(rows) > limit else None

@@ -89,7 +89,7 @@ def history(since: datetime) -> SpendHistory:
     if tags:
         for run, stored in Run.objects.filter(pk__in=tags).order_by().values_list("pk", "tags"):
             tags[run].append((None, tuple(texts(stored))))
-    return SpendHistory(tags=tags, retained_until=_deleted_and_back())
+    return SpendHistory(tags=tags, retained_until=deleted_and_back())
 
 
 def history_of(run: Run) -> SpendHistory:
@@ -105,7 +105,8 @@ def history_of(run: Run) -> SpendHistory:
     )
 
 
-def _deleted_and_back() -> dict[uuid.UUID, datetime]:
+def deleted_and_back() -> dict[uuid.UUID, datetime]:
+    """When runs that exist again were deleted. One query."""
     again = Run.objects.filter(pk__in=RetainedSpend.objects.values("run")).values("pk")
     rows = RetainedSpend.objects.filter(run__in=again).order_by().values_list("run")
     return dict(rows.annotate(at=Max("deleted_at")))

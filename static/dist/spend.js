@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import{a as d,b as f}from"./chunk-RQMF5C6D.js";import"./chunk-IQXKDVCX.js";import"./chunk-PG7ALPMX.js";import{f as t,g as p,u as c}from"./chunk-JJIT4FE7.js";var m=15e3;function l(){let a=t("[data-spend]"),o=t("[data-part]",a),i=d(o,m,e=>{for(let s of p("[data-fraction]",e))c(s,Number(s.dataset.fraction));let[r,n]=[t(".day-table",o),t(".day-table",e)];r&&n&&(n.open=r.open)});f(a.dataset.stream,i)}l();
+import{a as s,b as n}from"./chunk-RP5SRBW5.js";import"./chunk-PG7ALPMX.js";import{f as t,g as r,u as e}from"./chunk-JJIT4FE7.js";var d=15e3;function i(){let a=t("[data-spend]"),f=s(t("[data-part]",a),d,c=>{for(let o of r("[data-fraction]",c))e(o,Number(o.dataset.fraction))});n(a.dataset.stream,f)}i();

@@ -4,50 +4,63 @@
 
 import "./base.js";
 import * as format from "./lib/format.js";
-import { $, $$, cssColor, press, setText, url } from "./lib/dom.js";
+import { $, $$, clamp, cssColor, marked, press, setText, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
-import { replicaDash, replicaHue, replicaSwatch } from "./lib/palette.js";
+import { replicaDash, replicaHue, replicaSwatch, runNumbers } from "./lib/palette.js";
 import { Chart } from "./run/chart.js";
 import { line } from "./run/curves.js";
 
-const CHOICES = { series: ["eval_loss", "loss"], x: ["tokens", "wall", "money"] };
-const KEPT = ["series", "x", "table", "hide"]; // when another baseline is pinned
+const KEPT = ["series", "x", "smooth", "log", "table", "hide"]; // when another baseline is pinned
+/** Formats of metrics; the others are losses. */
+const TEXT = {
+  norm: format.short,
+  update_norm: format.short,
+  tokens_per_s: format.count,
+  goodput: format.percent,
+  contributors: format.count,
+};
 
 const EVERY_MS = 10_000;
 const FAILED = "Loading the curves failed. Reload the page to try again.";
 
 function swatches(part) {
-  for (const place of $$("[data-swatch]", part))
-    place.append(replicaSwatch(Number(place.dataset.swatch)));
+  const places = $$("[data-swatch]", part);
+  const numbers = runNumbers(new Set(places.map((place) => place.dataset.swatch)));
+  for (const place of places) place.append(replicaSwatch(numbers.get(place.dataset.swatch)));
 }
 
 function comparePage() {
   swatches(document);
   const board = $("[data-board]");
   const card = $("[data-compare]");
-  if (board) begin(board.dataset.board, board.dataset.stream, $$("[data-compare]").map(panel));
-  else if (card) begin(card.dataset.json, card.dataset.stream, [chosenPanel(card)]);
+  if (board) boardPage(board);
+  else if (card) begin(chosenPanel(card), card.dataset.stream);
 }
 
-/** Draw the curves of an address with all panels, again whenever a run changes. */
-function begin(address, stream, panels) {
+function boardPage(board) {
+  const panels = $$("[data-compare]").map(panel);
   async function load() {
-    const data = await getJSON(address);
+    const data = await getJSON(board.dataset.board);
     for (const { chart, draw } of panels) {
       chart.data = data;
       draw();
     }
   }
+  begin({ load, charts: panels.map(({ chart }) => chart) }, board.dataset.stream);
+}
+
+/** Draw the curves, again whenever a run changes. */
+function begin({ load, charts }, stream) {
   load().catch(() => {
-    for (const { chart } of panels) chart.at.chart.dataset.empty = FAILED;
+    for (const { at } of charts) at.chart.dataset.empty = FAILED;
   });
   if (stream) follow(stream, load);
 }
 
 /** A chart of the comparison with the options of `chosen` (series, x, smooth, log). */
 function plot(card, chosen, tables, toggleTable) {
-  const view = { x: "", from: null, to: null, logy: chosen.log };
+  const view = { x: "", from: null, to: null, logy: false };
   const spec = { lines, text: format.loss, empty: "" };
   const chart = new Chart(
     { view, tables, zoom, reset: () => zoom(null, null), toggleTable },
@@ -57,7 +70,9 @@ function plot(card, chosen, tables, toggleTable) {
 
   function lines({ runs, curves }) {
     const without = [];
-    const drawn = runs.flatMap((run, number) => {
+    const numbers = runNumbers(runs.map((run) => run.id));
+    const drawn = runs.flatMap((run, place) => {
+      const number = numbers.get(run.id);
       const curve = curves.find((c) => c.run === run.id && c.series === chosen.series);
       if (!curve?.[chosen.x]) {
         without.push(`${run.name} (${curve ? "unknown price" : "no data yet"})`);
@@ -68,7 +83,7 @@ function plot(card, chosen, tables, toggleTable) {
         swatch: () => replicaSwatch(number),
         color: cssColor(replicaHue(number)),
         dash: replicaDash(number),
-        width: number ? 1.5 : 2.5,
+        width: place ? 1.5 : 2.5,
       };
       const columns = { x: curve[chosen.x], y: curve.value };
       return [line(run.id, run.name, columns, { smooth: chosen.smooth ?? 0 }, look)];
@@ -81,6 +96,8 @@ function plot(card, chosen, tables, toggleTable) {
 
   function draw() {
     view.x = chosen.x === "wall" ? "relative" : chosen.x;
+    view.logy = chosen.log;
+    spec.text = TEXT[chosen.series] ?? format.loss;
     spec.empty = chosen.x === "money" ? "No run has a known price" : "No curves yet";
     chart.draw();
   }
@@ -106,19 +123,34 @@ function panel(card) {
 
 /** The chart of the comparison, whose options are chosen and kept in the address. */
 function chosenPanel(card) {
-  const chosen = {};
-  for (const [name, values] of Object.entries(CHOICES)) {
-    chosen[name] = values.find((value) => value === url.get(name)) ?? values[0];
-  }
+  const at = marked(card, "metric", "x", "smooth", "smooth-out", "logy");
+  const offered = (values, name) => values.find((value) => value === url.get(name)) ?? values[0];
+  const metrics = [...at.metric.options].map((option) => option.value);
+  const axes = $$("button", at.x).map((button) => button.value);
+  const chosen = {
+    series: offered(metrics, "series"),
+    x: offered(axes, "x"),
+    smooth: clamp(Number(url.get("smooth")) || 0, 0, Number(at.smooth.max)),
+    log: url.get("log") === "y",
+  };
   const tables = new Set(url.get("table") === "1" ? [card.dataset.plot] : []);
   const showTable = () => change({}, !tables.size);
   const { chart, draw: drawChart, zoom } = plot(card, chosen, tables, showTable);
 
+  async function load() {
+    const { series } = chosen;
+    const data = await getJSON(`${card.dataset.json}&${new URLSearchParams({ series })}`);
+    if (series !== chosen.series) return; // another one was chosen meanwhile
+    chart.data = data;
+    drawChart();
+  }
+
   function draw() {
-    for (const group of $$("[data-choose]", card)) {
-      for (const button of $$("button", group))
-        press(button, button.value === chosen[group.dataset.choose]);
-    }
+    at.metric.value = chosen.series;
+    for (const button of $$("button", at.x)) press(button, button.value === chosen.x);
+    at.smooth.value = chosen.smooth;
+    setText(at["smooth-out"], String(chosen.smooth));
+    press(at.logy, chosen.log);
     drawChart();
   }
 
@@ -126,20 +158,29 @@ function chosenPanel(card) {
     Object.assign(chosen, values);
     if (table) tables.add(chart.id);
     else tables.clear();
-    const address = { table: table ? 1 : null };
-    for (const [name, [usual]] of Object.entries(CHOICES)) {
-      address[name] = chosen[name] === usual ? null : chosen[name];
-    }
-    url.set(address);
+    url.set({
+      series: chosen.series === metrics[0] ? null : chosen.series,
+      x: chosen.x === axes[0] ? null : chosen.x,
+      smooth: chosen.smooth || null,
+      log: chosen.log ? "y" : null,
+      table: table ? 1 : null,
+    });
     if (values.x) zoom(null, null);
     draw();
   }
 
-  for (const group of $$("[data-choose]", card)) {
-    group.addEventListener("click", ({ target }) => {
-      if (target.value) change({ [group.dataset.choose]: target.value });
+  at.metric.addEventListener("change", () => {
+    chart.data = null; // the curve that is shown stays until the other one arrives
+    change({ series: at.metric.value });
+    load().catch(() => {
+      chart.data = { runs: [], curves: [] };
+      drawChart();
+      chart.at.chart.dataset.empty = FAILED;
     });
-  }
+  });
+  at.x.addEventListener("click", ({ target }) => target.value && change({ x: target.value }));
+  at.smooth.addEventListener("input", () => change({ smooth: Number(at.smooth.value) }));
+  at.logy.addEventListener("click", () => change({ log: !chosen.log }));
 
   document.addEventListener("click", (event) => {
     const link = event.target.closest("[data-keep]");
@@ -148,7 +189,8 @@ function chosenPanel(card) {
     for (const name of KEPT) if (url.get(name)) target.searchParams.set(name, url.get(name));
     link.href = target.href;
   });
-  return { chart, draw };
+  draw();
+  return { load, charts: [chart] };
 }
 
 /** Tables and curves of runs that still work. */

@@ -8,6 +8,7 @@ import { $, $$, h, setFraction, setState, setText, url } from "./lib/dom.js";
 import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
 import { followList, refreshed } from "./lib/part.js";
+import { replicaSwatch, runNumbers } from "./lib/palette.js";
 import { look } from "./lib/states.js";
 
 const COMPARED = 20; // limit of the comparison page
@@ -29,6 +30,7 @@ function runsPage() {
   const picked = new Set((url.get("sel") ?? "").split(",").filter(Boolean));
 
   function show(run) {
+    countLater(); // also for a run of another page
     const row = rows.get(run.id);
     if (!row) {
       if (
@@ -56,7 +58,6 @@ function runsPage() {
     setText(cell("rate"), format.rate(run.usd_h, run.usd_h_known));
     cell("why").hidden = run.state !== "failed" || !run.state_reason;
     setText(cell("why"), cell("why").hidden ? "" : run.state_reason.slice(0, WHY_LENGTH));
-    countLater();
     if (run.started_at && cell("started") && !$("time", cell("started"))) {
       const time = document.createElement("time");
       time.dateTime = run.started_at;
@@ -68,13 +69,13 @@ function runsPage() {
       Object.assign(cell("ran").dataset, { from: run.started_at ?? "", to: run.ended_at ?? "" });
   }
 
-  // Counts of the tabs and the total cost, which the server computes from all matching runs.
+  // Counts of the tabs and the totals, which the server computes from all matching runs.
   const overview = $("[data-totals]");
   async function count() {
     const totals = await getJSON(overview.dataset.totals).catch(() => ({}));
     for (const [name, text] of Object.entries(totals))
       setText($(`[data-total="${name}"]`, overview), text);
-    if (totals.runs) delete $(".sums", overview).dataset.empty;
+    if (totals.runs) delete $(".totals", overview).dataset.empty;
   }
   let counting = 0;
   function countLater() {
@@ -125,9 +126,13 @@ function runsPage() {
   // Selection
 
   function select() {
+    // The colours that Compare would use.
+    const numbers = picked.size > COMPARED ? new Map() : runNumbers(picked);
     for (const [id, row] of rows) {
       $("[data-pick]", row).checked = picked.has(id);
       row.toggleAttribute("data-picked", picked.has(id));
+      $(".swatch", row)?.remove();
+      if (numbers.has(id)) $(".title", row).prepend(replicaSwatch(numbers.get(id)));
     }
     const here = [...rows.keys()].filter((id) => picked.has(id)).length;
     const all = $("[data-pick-all]");
@@ -252,7 +257,7 @@ function runsPage() {
   });
 
   const groups = $("[data-groups]");
-  if (groups) followList(groups.dataset.stream, refreshed(groups, GROUPS_EVERY_MS));
+  if (groups) followList(groups.dataset.stream, refreshed(groups, GROUPS_EVERY_MS, countLater));
   else if (list) {
     new Live({
       dot: $("[data-conn]"),

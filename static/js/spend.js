@@ -9,12 +9,9 @@ const EVERY_MS = 15_000;
 
 function spendPage() {
   const page = $("[data-spend]");
-  const place = $("[data-part]", page);
-  const part = refreshed(place, EVERY_MS, (content) => {
+  const part = refreshed($("[data-part]", page), EVERY_MS, (content) => {
     for (const bar of $$("[data-fraction]", content))
       setFraction(bar, Number(bar.dataset.fraction));
-    const [shown, next] = [$(".day-table", place), $(".day-table", content)];
-    if (shown && next) next.open = shown.open;
   });
   followList(page.dataset.stream, part);
 }

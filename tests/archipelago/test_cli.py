@@ -448,6 +448,23 @@ def test_matching_log_lines_are_written_to_a_file(call: Call, run: Any, tmp_path
     assert "expected --level warning or error" in refused.err
 
 
+def test_totals_of_runs(call: Call, run: Any) -> None:
+    result = call("ls", "--totals", "--owner", "owner")
+    assert result.code == 0, result.err
+    figures = dict(line.rsplit(maxsplit=1) for line in result.out.splitlines())
+    assert {name.strip(): text for name, text in figures.items()} == {
+        "runs": "1",
+        "active": "1",
+        "GPUs in use": "0",
+        "$/h": "–",
+        "spent today": "$0.00",
+        "spent in all": "$0.00",
+        "open alerts": "0",
+    }
+    assert json.loads(call("ls", "--totals", "--json", "--name", "nothing").out)["runs"] == 0
+    assert call("ls", "--totals", "--group-by", "tag").code == 2
+
+
 def test_groups_of_runs(call: Call, run: Any) -> None:
     result = call("ls", "--group-by", "state", "--owner", "owner")
     assert result.code == 0, result.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Site, Window, expect_address
 
@@ -34,10 +34,20 @@ def twenty(site: Site) -> str:
     )
 
 
+def colours(page: Page, selector: str) -> list[str]:
+    """Colours and dashes of line samples."""
+    found: list[str] = page.locator(selector).evaluate_all(
+        "(lines) => lines.map((line) => line.style.stroke + line.getAttribute('stroke-dasharray'))"
+    )
+    return found
+
+
 def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:
     page = window.open(f"/compare?ids={twenty}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     expect(page.locator("[data-legend] button")).to_have_count(20)
+    looks = colours(page, ".compare:not(.diff) .swatch path")
+    assert len(set(looks)) == 20
     window.shoot(page, "compare-twenty")
     page.goto("/compare")
     window.shoot(page, "compare-none")
@@ -47,26 +57,51 @@ def test_twenty_runs_no_run_and_one_run(window: Window, twenty: str) -> None:
 
 
 def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> None:
-    page = window.open(f"/compare?ids={three}")
+    # A run has the same colour in the list, in any order of the comparison, and in its chart.
+    page = window.open(f"/?q=id:{three}&sel={three}")
+    expect(page.locator(".runs .swatch")).to_have_count(3)
+    rows = page.locator("[data-run]").evaluate_all("(rows) => rows.map((row) => row.dataset.run)")
+    listed = dict(zip(rows, colours(page, ".runs .swatch path"), strict=True))
+    page.get_by_role("button", name="Compare").click()
     expect(page.locator("[data-chart] canvas")).to_be_visible()
+    compared = colours(page, ".compare:not(.diff) .swatch path")
+    assert compared == [listed[run] for run in three.split(",")]
+    assert colours(page, ".legend .swatch path") == compared
     page.get_by_role("button", name="Cost").click()
     expect(page.get_by_text("Not shown: Local (unknown price)")).to_be_visible()
     expect(page.locator("[data-legend] button")).to_have_count(2)
-    page.get_by_role("button", name="Training").click()
+    page.get_by_label("Metric").select_option("Training loss")
     expect_address(page, "x=money", "series=loss")
     window.shoot(page, "compare-money", full=False)
     page.get_by_role("link", name="Make Local the baseline").click()
     expect(page.get_by_text("Differences from the baseline, Local")).to_be_visible()
+    assert colours(page, ".compare:not(.diff) .swatch path") == compared[2:] + compared[:2]
     expect_address(page, "x=money")
     page.get_by_role("button", name="Wall time").click()
+    # Any metric of a board, smoothed, on a logarithmic scale.
+    page.get_by_label("Metric").select_option("Goodput")
+    page.get_by_role("button", name="Logarithmic scale").click()
+    page.get_by_label("Smoothing").fill("0.5")
+    expect_address(page, "series=goodput", "smooth=0.5", "log=y")
+    expect(page.locator("[data-legend] button")).to_have_count(3)
+    window.shoot(page, "compare-goodput", full=False)
     page.get_by_role("button", name="Table", exact=True).click()
-    expect(
-        page.locator("[data-chart-table] th", has_text="time since the first step")
-    ).to_be_visible()
+    value = page.locator("[data-chart-table] td", has_text="%").first
+    expect(value).to_be_visible()
     page.reload()
     expect(
         page.locator("[data-chart-table] th", has_text="time since the first step")
     ).to_be_visible()
+    expect(value).to_be_visible()
+    expect(page.get_by_label("Metric")).to_have_value("goodput")
+    expect(page.get_by_label("Smoothing")).to_have_value("0.5")
+    expect(page.get_by_role("button", name="Logarithmic scale")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_role("link", name="Save as board").click()
+    expect(page.get_by_label("Metric of panel 1")).to_have_value("goodput")
+    expect(page.get_by_label("Smoothing of panel 1")).to_have_value("0.5")
+    expect(page.get_by_label("Scale of panel 1")).to_have_value("log")
 
 
 def test_arrow_keys_read_the_chart(window: Window, three: str) -> None:

@@ -138,7 +138,7 @@ def test_nothing_moves_on_other_pages(window: Window, site: Site) -> None:
     ).strip()
     compared = "[data-compare] .legend button"
     pages = {
-        "/": (LIVE, ".sums:not([data-empty])"),
+        "/": (LIVE, ".totals:not([data-empty])"),
         f"/?sel={ids[0]}": (LIVE, "[data-bulk]"),
         "/runs/new": ("[data-search]",),
         "/planner": ("[data-legend] > *",),

@@ -71,9 +71,10 @@ def test_tabs_and_totals(window: Window, runs: list[str]) -> None:
     tabs = page.get_by_role("navigation", name="Tabs of the list")
     for name, count in (("active", 4), ("mine", 5), ("failed", 1), ("all", 5)):
         expect(tabs.locator(f'[data-total="{name}"]')).to_have_text(str(count))
-    total = page.get_by_label("Total of the listed runs")
+    total = page.get_by_label("Totals of the listed runs")
     expect(total).to_contain_text("5 runs")
     expect(total).to_contain_text("$34.00 an hour")
+    expect(total.get_by_role("link", name="GPUs in use")).to_have_attribute("href", "/fleet")
     tabs.get_by_role("link", name="Failed").click()
     expect(page.locator("[data-run]")).to_have_count(1)
     expect(tabs.get_by_role("link", name="Failed")).to_have_attribute("aria-current", "page")
@@ -87,6 +88,7 @@ def test_totals_follow_live_updates(window: Window, site: Site, runs: list[str])
     page.goto("/")
     expect(page.locator("[data-conn]")).to_have_text("Live")
     expect(page.locator('[data-total="failed"]')).to_have_text("1")
+    expect(page.locator('[data-total="active_runs"]')).to_have_text("4")
     row = page.locator(f'[data-run="{runs[2]}"]')
     expect(row.locator(".why")).to_be_hidden()
     header = site.python(
@@ -98,6 +100,7 @@ def test_totals_follow_live_updates(window: Window, site: Site, runs: list[str])
     site.publish(runs[2], run=json.loads(header))
     expect(row.locator(".why")).to_have_text("all replicas are lost")
     expect(page.locator('[data-total="failed"]')).to_have_text("2")
+    expect(page.locator('[data-total="active_runs"]')).to_have_text("3")
 
 
 def test_reason_is_one_line_with_all_of_it_on_hover_and_focus(

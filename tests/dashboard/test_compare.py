@@ -167,11 +167,16 @@ def test_csv_has_measures_changes_and_differing_settings(
 def test_curves_are_sent_as_columns(client: Client, operator_user: Any) -> None:
     (run,) = make_runs(operator_user, 1, committed=3)
     unpriced(run)
-    result = {
-        c["series"]: c for c in client.get("/compare.json", {"ids": ids(run)}).json()["curves"]
-    }
-    assert set(result) == {"eval_loss", "loss"}
-    for curve in result.values():
-        assert curve["run"] == str(run.pk)
-        assert len(curve["tokens"]) == len(curve["wall"]) == len(curve["value"])
+    for asked, series in (({}, "eval_loss"), ({"series": "norm"}, "norm")):
+        answer = client.get("/compare.json", {"ids": ids(run), **asked}).json()
+        (curve,) = answer["curves"]
+        assert (curve["run"], curve["series"]) == (str(run.pk), series)
+        assert len(curve["tokens"]) == len(curve["wall"]) == len(curve["value"]) > 2
         assert curve["money"] is None
+        metric = {"metric": asked["series"]} if asked else {}
+        assert client.get("/api/compare/curves", {"id": str(run.pk), **metric}).json() == answer
+    refused = client.get("/compare.json", {"ids": ids(run), "series": "phase_wait"})
+    assert refused.status_code == 422
+    assert "found 'phase_wait'" in refused.json()["error"]
+    wrong = client.get("/api/compare/curves", {"id": str(run.pk), "metric": "phase_wait"})
+    assert wrong.status_code == 422

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 from django.test import Client
 
+from archipelago.rows import RunTotals
 from runs.models import ReplicaAttempt, ReplicaPool, Run
 from tests.browser import seed
 from tests.browser.seed_prices import priced, unpriced
@@ -95,14 +97,19 @@ def test_totals_are_texts_by_name(client: Client, operator_user: Any) -> None:
     partly_priced(operator_user)
     failed = seed.run(operator_user, state="failed", committed=1, replicas=1)
     priced(failed, 1.0)
-    assert client.get("/runs/totals").json() == {
+    texts = client.get("/runs/totals").json()
+    assert texts.pop("today").endswith(" +")
+    assert texts == {
         "active": "1",
         "mine": "2",
         "failed": "1",
         "all": "2",
+        "active_runs": "1",
+        "gpus": "0 GPUs",
+        "rate": "$3.00 +",
+        "alerts": "0 alerts",
         "runs": "2 runs",
         "cost": "$12.35 +",
-        "rate": "$3.00 +",
     }
     assert client.get("/runs/totals?q=state:failed").json()["runs"] == "1 run"
     assert client.get("/runs/totals?q=state:failed").json()["rate"] == "–"
@@ -116,9 +123,45 @@ def test_without_a_script_the_page_can_show_totals(client: Client, operator_user
     partly_priced(operator_user)
     assert '<b data-total="cost"></b>' in client.get("/").content.decode()
     page = client.get("/?totals=1").content.decode()
-    assert '<b data-total="cost">$12.35 +</b> spent' in page
+    assert '<b data-total="cost">$12.35 +</b> spent in all' in page
+    assert '<b data-total="active_runs">1</b> active' in page
     assert 'data-total="mine">1<' in page
     assert client.get("/?totals=1&q=los<3").status_code == 422
+
+
+def test_figures_link_to_their_pages(client: Client, operator_user: Any) -> None:
+    seed.run(operator_user, committed=1, replicas=1)
+
+    def links(query: str) -> list[str]:
+        page = client.get(f"/?{query}").content.decode()
+        strip = page[page.index('class="totals"') :].split("</ul>")[0]
+        assert strip.count("<li title=") == 7
+        return re.findall(r'href="([^"]*)"', strip)
+
+    assert links("") == ["?q=is%3Aactive", "/fleet", "/fleet", "/spend?days=1", "/alerts"]
+    name = operator_user.get_username()
+    assert links("q=is:mine+loss<3")[1:] == [
+        f"/fleet?owner={name}",
+        f"/fleet?owner={name}",
+        f"/spend?days=1&amp;owner={name}",
+        f"/alerts?owner={name}",
+    ]
+    assert links("q=owner:anna")[4] == "/alerts?owner=anna"
+    for query in ("-owner:anna", "owner:anna,ben", "-is:mine"):
+        assert links(f"q={query}")[4] == "/alerts"
+
+
+def test_the_api_has_the_totals_of_all_pages(client: Client, operator_user: Any) -> None:
+    for name in ("hot", "cold"):
+        priced(seed.run(operator_user, name=name, committed=1, replicas=2), 4.0)
+    page = client.get("/api/runs", {"limit": 1, "totals": True, "owner": "olga"}).json()
+    assert len(page["runs"]) == 1
+    assert set(page["totals"]) == {field.name for field in dataclasses.fields(RunTotals)}
+    assert (page["totals"]["runs"], page["totals"]["usd_h"]) == (2, 16.0)
+    for filters in ({"name": "hot"}, {"q": "name:hot"}):
+        totals = client.get("/api/runs", {**filters, "totals": True}).json()["totals"]
+        assert (totals["runs"], totals["usd_h"]) == (1, 8.0)
+    assert client.get("/api/runs").json()["totals"] is None
 
 
 def test_the_api_takes_the_same_query(client: Client, operator_user: Any) -> None:

@@ -4,6 +4,7 @@
 
 import { $, h } from "./dom.js";
 import { getHTML, getJSON, Live } from "./live.js";
+import { refreshed } from "./part.js";
 import { tickTimes } from "./times.js";
 
 const BANNERS_MS = 60_000;
@@ -79,16 +80,12 @@ export function bell() {
   );
 
   const list = $("[data-alerts]");
+  const alerts = list && refreshed(list, 0);
   async function refresh() {
     const { unread } = await getJSON(link.dataset.bell);
     show(unread);
     if (isOpen()) await load();
-    if (list && !list.contains(document.activeElement)) {
-      const query = new URLSearchParams(location.search);
-      query.set("part", "1");
-      list.innerHTML = await getHTML(`?${query}`);
-      tickTimes(list);
-    }
+    await alerts?.now();
     await banners();
   }
   const soon = throttled(refresh);

@@ -1,5 +1,5 @@
-// A replica has the same hue and dash pattern in every chart. Phases and states have a colour and,
-// where colour alone would carry meaning, a pattern.
+// A replica has the same hue and dash pattern in every chart, and a run wherever it is compared.
+// Phases and states have a colour and, where colour alone would carry meaning, a pattern.
 
 import { cssColor, h, svg } from "./dom.js";
 
@@ -8,6 +8,22 @@ const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 
 export const replicaHue = (number) => `--r-${number % HUES}`;
 export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES.length];
+
+/** The number of each compared run for the functions of replicas: the hue that its id gives, or the
+ *  next free one; with more runs than hues another dash pattern. The order does not matter. */
+export function runNumbers(ids) {
+  const numbers = new Map();
+  const taken = new Set();
+  for (const id of [...ids].sort()) {
+    const hue = parseInt(id.slice(0, 8), 16) % HUES;
+    let number = hue;
+    for (let more = 1; taken.has(number); more++)
+      number = HUES * Math.floor(more / HUES) + ((hue + more) % HUES);
+    taken.add(number);
+    numbers.set(id, number);
+  }
+  return numbers;
+}
 
 /** A line sample for legends and tables. It follows the theme. */
 export function swatch(hue, dash, width, ...more) {

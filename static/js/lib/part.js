@@ -4,16 +4,22 @@ import { $, $$ } from "./dom.js";
 import { Live, getHTML } from "./live.js";
 import { tickTimes } from "./times.js";
 
-const FOCUSABLE = "a, time, [tabindex], [data-act] button";
+const FOCUSABLE = "a, button, summary, time, [tabindex]";
 const SCROLLED = "[tabindex][aria-labelledby]";
 
-/** The name by which a link, a time, a scrolled part or a button is found after it was replaced. */
+/** The name by which an element is found after it was replaced. A button is that of its form. */
 const nameOf = (element) =>
   element.closest("[data-act]")?.dataset.act ??
-  ["href", "datetime", "aria-labelledby"].map((name) => element.getAttribute(name)).find(Boolean);
+  ["href", "datetime", "aria-labelledby"].map((name) => element.getAttribute(name)).find(Boolean) ??
+  (element.matches("button, summary")
+    ? `${element.form?.getAttribute("action") ?? ""} ${element.textContent.trim()}`
+    : undefined);
 
-/** Keep the focus, and the position of scrolled parts. Nothing is replaced while text is selected
- *  in it, or while something else in it has the focus. */
+const folds = (root) =>
+  $$("details > summary:first-child", root).map((head) => [nameOf(head), head.parentElement]);
+
+/** Keep the focus, the position of scrolled parts, and what is folded. Nothing is replaced while
+ *  text is selected in it, or while a field of a form has the focus. */
 function replace(place, content) {
   const focused = place.contains(document.activeElement) ? document.activeElement : null;
   const name = focused && nameOf(focused);
@@ -27,6 +33,8 @@ function replace(place, content) {
   const positions = new Map(
     $$(SCROLLED, place).map((part) => [nameOf(part), [part.scrollLeft, part.scrollTop]]),
   );
+  const open = new Map(folds(place).map(([head, fold]) => [head, fold.open]));
+  for (const [head, fold] of folds(content)) fold.open = open.get(head) ?? fold.open;
   place.replaceChildren(content);
   for (const part of $$(SCROLLED, place)) part.scrollTo(...(positions.get(nameOf(part)) ?? [0, 0]));
   if (focused) same()[index]?.focus({ preventScroll: true });

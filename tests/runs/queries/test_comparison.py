@@ -10,7 +10,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from runs.models import ReplicaPool, Round, Run
+from runs.metrics.blocks import Points
+from runs.models import MetricBlock, ReplicaPool, Round, Run
 from runs.queries import comparison, selectors
 from runs.queries.comparison import MEASURES, _Job, spent_at
 from tests.browser import seed
@@ -121,6 +122,21 @@ def test_curves_by_tokens_time_and_money(operator_user: Any) -> None:
     # Two replicas at 3.6 dollars an hour: 2 thousandths of a dollar each second.
     assert train.usd is not None
     assert train.usd == pytest.approx(train.wall_s * 0.002)
+
+
+def test_curves_of_every_metric(operator_user: Any) -> None:
+    run = seed.run(operator_user, committed=6, replicas=2)
+    found = {c.series: c for c in comparison.curves(with_headers(run), tuple(comparison.METRICS))}
+    assert list(found) == list(comparison.METRICS)
+    for series, curve in found.items():
+        assert 6 <= len(curve.value) <= 7, series
+        assert np.isfinite(curve.value).all()
+        assert curve.tokens.tolist() == sorted(curve.tokens.tolist())
+    of_round = MetricBlock.objects.filter(run=run, replica=None, series__startswith="phase_")
+    seconds = {b.series: Points.unpack(bytes(b.data)).value for b in of_round.filter(level=0)}
+    assert found["goodput"].value == pytest.approx(seconds["phase_compute"] / sum(seconds.values()))
+    of_round.filter(series="phase_compute").delete()
+    assert comparison.curves(with_headers(run), ["goodput"]) == []
 
 
 def test_a_run_with_an_unknown_price_has_no_money_axis(operator_user: Any) -> None:

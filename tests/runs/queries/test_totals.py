@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs.models import Replica, ReplicaAttempt, ReplicaPool, Run
-from runs.queries import search, selectors, totals
-from runs.queries.search import parse
+from runs.models import Alert, Replica, ReplicaAttempt, ReplicaPool, RetainedSpend, Run
+from runs.queries import search, selectors, spend, totals
+from runs.queries.attempt_costs import Period
+from runs.queries.live_jobs import JobFilter
+from runs.queries.search import matching, parse
+from runs.queries.totals import Totals
 from tests.browser import seed
 from tests.module_rows import Unblock
 
@@ -71,6 +75,11 @@ def make(owner: Any, name: str, *prices: tuple[float | None, str], **fields: Any
             price_usd_h=price,
         )
     return run
+
+
+def totals_of(text: str, user: Any) -> Totals:
+    runs = matching(Run.objects.all(), parse(text), user=user)
+    return totals.totals(runs, now=timezone.now())
 
 
 def header(name: str) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def test_runs_are_found_by_rate_and_cost(text: str, expected: str, operator_user
 def test_totals_are_those_of_the_matching_runs(
     text: str, count: int, cost: tuple[float, bool], rate: tuple[float, bool], operator_user: Any
 ) -> None:
-    total = totals.totals(parse(text), user=operator_user)
+    total = totals_of(text, operator_user)
     assert total.runs == count
     assert (total.cost_usd, total.cost_known) == cost
     assert (total.usd_h, total.usd_h_known) == rate
@@ -140,10 +149,10 @@ def test_totals_are_those_of_the_matching_runs(
 
 @pytest.mark.parametrize("text", ["", "is:active", "IS:Mine state:failed"])
 def test_tabs_count_the_runs_that_match_the_other_terms(text: str, operator_user: Any) -> None:
-    total = totals.totals(parse(text), user=operator_user)
-    assert total.tabs == {"active": 4, "mine": 3, "failed": 1, "all": 5}
-    some = totals.totals(parse(f"{text} rate>1"), user=operator_user)
-    assert some.tabs == {"active": 2, "mine": 1, "failed": 0, "all": 2}
+    every = totals.tab_counts(parse(text), user=operator_user)
+    assert every == {"active": 4, "mine": 3, "failed": 1, "all": 5}
+    some = totals.tab_counts(parse(f"{text} rate>1"), user=operator_user)
+    assert some == {"active": 2, "mine": 1, "failed": 0, "all": 2}
 
 
 @pytest.mark.parametrize(
@@ -162,13 +171,79 @@ def test_a_tab_replaces_only_the_term_of_a_tab(
     assert totals.tabs_of(parse(text)) == selected
 
 
+def test_gpus_are_those_of_running_jobs(operator_user: Any) -> None:
+    assert (totals_of("", operator_user).gpus, totals_of("", operator_user).gpus_known) == (0, True)
+    pools = ReplicaPool.objects.filter(run__name="zeta")
+    pools.update(hardware="H100:8")  # of Modal
+    assert totals_of("", operator_user).gpus == 3 * 8
+    assert totals_of("is:mine", operator_user).gpus == 0
+    pools.update(hardware="of an earlier catalogue")
+    total = totals_of("", operator_user)
+    assert (total.gpus, total.gpus_known) == (0, False)
+    assert totals_of("is:mine", operator_user).gpus_known
+
+
+def test_alerts_are_open_alerts_of_listed_runs(operator_user: Any) -> None:
+    def alert(name: str, kind: str, **fields: Any) -> None:
+        run = Run.objects.get(name=name) if name else None
+        now = timezone.now()
+        times = {"first_at": now, "opened_at": now}
+        Alert.objects.create(run=run, kind=kind, level="error", message="", **times, **fields)
+
+    for name, kind in (("beta", "nan"), ("beta", "stalled"), ("zeta", "nan"), ("old", "nan")):
+        alert(name, kind)
+    alert("beta", "spike", closed_at=timezone.now())
+    alert("alpha", "nan", acknowledged_at=timezone.now())
+    alert("", "shared_budget")
+    assert totals_of("", operator_user).alerts == 4
+    assert totals_of("is:mine", operator_user).alerts == 3
+    assert totals_of("name:nothing", operator_user).alerts == 0
+
+
+def test_spent_today_is_that_of_the_spend_page(operator_user: Any) -> None:
+    now = timezone.now().replace(hour=6, minute=0, second=0, microsecond=0)
+    midnight = now.replace(hour=0)
+    hour = timedelta(hours=1)
+    Run.objects.filter(name="old").delete()  # archived: Spend counts it, and the list does not
+    times = {"created_at": midnight - 6 * hour, "launched_at": midnight - 6 * hour}
+    jobs = ReplicaAttempt.objects.filter(replica__run__name="beta")
+    jobs.filter(ended_at=None).update(started_at=midnight - 6 * hour, cost_usd=48.0, **times)
+    jobs.exclude(ended_at=None).update(started_at=now, ended_at=now + hour, cost_usd=9.0)
+    yesterday = {"started_at": midnight - 6 * hour, "ended_at": midnight - hour, "cost_usd": 70.0}
+    attempts = ReplicaAttempt.objects.filter(replica__run__name="alpha")
+    attempts.filter(replica__number=1).update(**times, **yesterday)
+    Run.objects.filter(name="beta").update(traffic_usd=2.0, started_at=midnight - 6 * hour)
+
+    def today(text: str) -> tuple[float, bool]:
+        runs = matching(Run.objects.all(), parse(text), user=operator_user)
+        total = totals.totals(runs, now=now + hour)
+        return round(total.today_usd, 6), total.today_known
+
+    page = spend.spend(operator_user, Period.until(now.date(), days=1), JobFilter(), now=now + hour)
+    assert today("is:mine") == (round(2 * 24.0 + 9.0 + 2.0 * 7 / 13, 6), True)
+    assert today("") == (round(page["total"]["usd"], 6), False)
+    assert page["total"]["unpriced_jobs"]
+    assert today("name:gamma") == (0.0, True)
+    # A run that was deleted and imported again: what is stored for it does not count twice.
+    RetainedSpend.objects.create(
+        run=Run.objects.get(name="beta").pk,
+        run_name="beta",
+        owner="olga",
+        backend="modal",
+        day=now.date(),
+        usd=57.0,
+        deleted_at=now + hour,
+    )
+    assert today("is:mine") == (0.0, True)
+
+
 def test_the_number_of_queries_is_constant(operator_user: Any) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as captured:
-            totals.totals(parse("cost>=0"), user=operator_user)
+            totals_of("cost>=0", operator_user)
         return len(captured)
 
     before = queries()
     for number in range(5):
         make(operator_user, f"more {number}", (1.0, "runs"), (None, "runs"))
-    assert queries() == before == 4
+    assert queries() == before == 11
