@@ -17,7 +17,6 @@ import importlib.util
 import io
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -253,16 +252,19 @@ def fetch(uri: str, digest: str, folder: Path) -> Path:
 
 
 def unpacked(path: Path) -> Path:
-    """Extract the archive to a folder: user code can read data files beside it."""
+    """Extract the archive to a folder, which later replicas use: code can read files beside it, and
+    Python keeps compiled modules there, unlike those of a zip. Files that something has removed
+    from the folder since are extracted again."""
     folder = path.with_suffix("")
-    if not folder.exists():
-        partial = Path(tempfile.mkdtemp(dir=path.parent))
-        with zipfile.ZipFile(path) as archive:
+    with path.with_suffix(".lock").open("w") as lock, zipfile.ZipFile(path) as archive:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            removed = [name for name in archive.namelist() if not (folder / name).exists()]
+            archive.extractall(folder, removed)
+        else:
+            partial = Path(tempfile.mkdtemp(dir=path.parent))
             archive.extractall(partial)
-        try:
             partial.rename(folder)
-        except OSError:  # another replica was first
-            shutil.rmtree(partial)
     return folder
 
 
@@ -377,13 +379,13 @@ def main(document: str, entrypoint: str, *args: str) -> NoReturn:
     began = time.monotonic()
     path = install(job["requirements"], folder, layer=job["layer"])
     installed = time.monotonic()
-    bundle = fetch(job["uri"], job["sha256"], folder)
-    archives = [unpacked(fetch(job["uri"], digest, folder)) for digest in job["archives"]]
+    digests = (job["sha256"], *job["archives"])
+    bundle, *archives = [str(unpacked(fetch(job["uri"], digest, folder))) for digest in digests]
     durations = {"install_s": installed - began, "fetch_s": time.monotonic() - installed}
     durations = {name: round(seconds, 3) for name, seconds in durations.items()}
     log(f"requirements {durations['install_s']:.1f} s, code {durations['fetch_s']:.1f} s")
     before = os.environ.get("PYTHONPATH")
-    path = [*map(str, archives), str(bundle), *path, *([before] if before else [])]
+    path = [*archives, bundle, *path, *([before] if before else [])]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),

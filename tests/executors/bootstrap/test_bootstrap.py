@@ -41,8 +41,7 @@ def test_code_is_fetched_checked_and_run(tmp_path: Path, env: dict[str, str]) ->
     done = run(code, env | {"REPLICA_RANK": "3", "PYTHONPATH": "/own"}, "a b", "$c", python=PYTHON)
     assert done.returncode == 0, done.stderr
     assert 'ran [["a b", "$c"], "3"]' in done.stdout
-    bundle = tmp_path / "kept" / f"{code.sha256}.zip"
-    assert f"path {bundle}{os.pathsep}/own\n" in done.stdout
+    assert f"path {tmp_path / 'kept' / code.sha256}{os.pathsep}/own\n" in done.stdout
     took = json.loads(done.stdout.partition("took ")[2])
     assert set(took) == {"install_s", "fetch_s"} and all(s >= 0 for s in took.values())
 
@@ -60,6 +59,20 @@ def test_the_second_replica_on_a_machine_fetches_nothing(
     assert done.returncode == 78 and "found nothing" in done.stderr
 
 
+def test_later_replicas_use_compiled_modules_and_restore_removed_files(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    digest = put(tmp_path / "run", {"bundled.py": "import used", "used.py": "print(__cached__)"})
+    code = CodeRef(uri=str(tmp_path / "run"), sha256=digest)
+    first = run(code, env, python=PYTHON)
+    compiled = Path(first.stdout.splitlines()[-1])
+    assert compiled.is_relative_to(tmp_path / "kept" / digest), first.stderr
+    before = compiled.stat().st_mtime_ns
+    (tmp_path / "kept" / digest / "bundled.py").unlink()
+    assert run(code, env, python=PYTHON).stdout.splitlines()[-1] == str(compiled)
+    assert compiled.stat().st_mtime_ns == before
+
+
 def test_user_code_comes_before_the_bundle_and_finds_its_files(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
@@ -75,7 +88,7 @@ def test_user_code_comes_before_the_bundle_and_finds_its_files(
         assert done.returncode == 0, done.stderr
         assert "beside\nran " in done.stdout
     kept = tmp_path / "kept"
-    assert f"path {kept / archive}{os.pathsep}{kept / code.sha256}.zip" in done.stdout
+    assert f"path {kept / archive}{os.pathsep}{kept / code.sha256}\n" in done.stdout
 
 
 def test_the_working_directory_is_not_searched(
