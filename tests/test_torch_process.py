@@ -54,3 +54,31 @@ def test_a_failed_program_shows_its_traceback_and_a_slow_one_is_killed() -> None
     forever = ["-c", "import signal; signal.pause()"]
     slow = torch_process.run(forever, env=dict(os.environ), timeout_s=0.1)
     assert slow.returncode == -signal.SIGKILL
+
+
+SPAWNING = """
+import multiprocessing, sys
+
+def show(text):
+    print(__name__, text, "torch" in sys.modules, flush=True)
+    sys.exit(3)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=show, args=("from a process",))
+    process.start()
+    process.join()
+    print(process.exitcode)
+    try:
+        context.Process(target=lambda: None).start()
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_spawned_process_is_a_fork_with_its_own_main_module(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNING)
+    done = torch_process.run([program], env={})
+    assert done.stdout.splitlines()[:2] == ["__mp_main__ from a process True", "3"], done.stderr
+    assert "pickle" in done.stdout.splitlines()[2]

@@ -2,20 +2,27 @@
 
 Importing torch, and the compiler that an optimizer imports at its first step, takes three seconds
 of CPU. The fork server imports both once in a test session and computes nothing, so its children
-still choose their CPU capability and their number of threads, from their own environment.
+still choose their CPU capability and their number of threads, from their own environment. What a
+program starts by the method *spawn* of :mod:`multiprocessing` is forked from it, too.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import pickle
 import runpy
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Mapping, Sequence
+from multiprocessing import context, popen_fork, spawn
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 PRELOADED = [
     "torch",
@@ -42,10 +49,10 @@ def start(
         output: The standard output is appended to this file.
         errors: The same for the standard error output, by default ``output``.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
     words = [str(argument) for argument in arguments]
-    process = context.Process(
+    process = server.Process(
         target=execute, args=(words, dict(env), cwd or Path.cwd(), output, errors or output)
     )
     process.start()
@@ -85,6 +92,8 @@ def execute(
     arguments: list[str], env: dict[str, str], cwd: Path, output: Path, errors: Path
 ) -> None:
     """Become the program, in the forked process."""
+    gc.freeze()  # scanning the preloaded modules would copy their memory
+    context._concrete_contexts["spawn"] = SpawnContext()  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -103,3 +112,39 @@ def execute(
         case [program, *rest]:
             sys.argv, sys.path[:0] = [program, *rest], [str(Path(program).parent)]
             runpy.run_path(program, run_name="__main__")
+
+
+class SpawnPopen(popen_fork.Popen):
+    """A fork that begins as a spawned process does: the main module is imported again, under
+    another name, and the process object comes out of a pickle."""
+
+    def _launch(self, process_obj: Any) -> None:
+        context.set_spawning_popen(self)
+        try:
+            pickled = bytes(ForkingPickler.dumps(process_obj))
+        finally:
+            context.set_spawning_popen(None)
+        super()._launch(Pickled(pickled, sys.modules["__main__"].__file__))
+
+
+class Pickled:
+    """A process object, with the path of its main module."""
+
+    def __init__(self, pickled: bytes, main: str | None) -> None:
+        self._pickled, self._main = pickled, main
+
+    def _bootstrap(self, parent_sentinel: int) -> Any:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        if self._main is not None:
+            spawn._fixup_main_from_path(self._main)  # type: ignore[attr-defined]
+        return pickle.loads(self._pickled)._bootstrap(parent_sentinel)
+
+
+class SpawnProcess(BaseProcess):
+    _start_method = "spawn"
+    _Popen = SpawnPopen
+
+
+class SpawnContext(context.BaseContext):
+    _name = "spawn"
+    Process = SpawnProcess
