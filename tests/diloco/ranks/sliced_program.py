@@ -4,7 +4,8 @@
 
 The process is rank RANK of a replica of RANKS ranks; with RANKS = 0 it is replica 1, alone. A step
 changes every element by a function of itself, so that all wrappers and any number of ranks train
-the same local weights.
+the same local weights. Parts, units of slices and chunks of digests have a sixteenth of their size,
+and so has the model; a payload is encoded in steps of such a unit.
 """
 
 from __future__ import annotations
@@ -30,14 +31,24 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-import diloco
-from diloco.model.named_parameters import local
-from diloco.protocol.blocks import SLICE_UNIT
-from diloco.protocol.records import StoredObject
-from diloco.ranks import storage_work
-from diloco.store.base import LocalStore, MakeParts, Store, StoreUnavailable
+from diloco.store import base
 
-WIDTH = 1031
+base.PART_BYTES //= 16  # before other modules import it
+
+from diloco.model import outer_optimizer  # noqa: E402
+
+outer_optimizer.DIGEST_CHUNK //= 16
+
+import diloco  # noqa: E402
+from diloco.exchange import payload  # noqa: E402
+from diloco.model.named_parameters import local  # noqa: E402
+from diloco.protocol import blocks  # noqa: E402
+from diloco.protocol.records import StoredObject  # noqa: E402
+from diloco.ranks import storage_work  # noqa: E402
+from diloco.store.base import LocalStore, MakeParts, Store, StoreUnavailable  # noqa: E402
+
+payload.SLICE = blocks.SLICE_UNIT = blocks.SLICE_UNIT // 16
+WIDTH = 257
 
 
 class Model(nn.Module):
@@ -54,7 +65,8 @@ class Model(nn.Module):
         return x
 
 
-assert 2 * SLICE_UNIT < 2 * WIDTH * (WIDTH + 1) < 3 * SLICE_UNIT
+assert 2 * blocks.SLICE_UNIT < 2 * WIDTH * (WIDTH + 1) < 3 * blocks.SLICE_UNIT
+assert base.PART_BYTES < 4 * 4 * WIDTH * (WIDTH + 1) < 2 * base.PART_BYTES
 
 
 def bare(ranks: int) -> nn.Module:
