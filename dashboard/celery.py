@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -22,7 +23,14 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
 # workers and beat do not need; at_start() below runs the checks of the settings.
 os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
-app = Celery("archipelago")
+
+class App(Celery):  # type: ignore[misc]
+    @cached_property
+    def Beat(self) -> Any:
+        return self.subclass_with_self("dashboard.server.scheduler:Beat")
+
+
+app = App("archipelago")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["runs"])
 # Three workers (dashboard.server.commands), so that run control never waits for other tasks.

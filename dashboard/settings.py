@@ -81,7 +81,7 @@ TRUSTED_PROXIES = _list("ARCHIPELAGO_TRUSTED_PROXIES", os.environ.get("FORWARDED
 CSRF_TRUSTED_ORIGINS = _list("ARCHIPELAGO_TRUSTED_ORIGINS", "")
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",  # dashboard/urls.py imports its pages
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

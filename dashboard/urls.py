@@ -48,6 +48,7 @@ from dashboard.views import (
     users,
 )
 
+admin.autodiscover()
 admin.site.site_header = "Archipelago administration"
 admin.site.site_title = "Archipelago"
 admin.site.index_title = "Runs, replicas and users"

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import django
+from celery.apps import beat
 from celery.beat import Scheduler
 
 
@@ -41,3 +43,12 @@ class MonotonicScheduler(Scheduler):  # type: ignore[misc]
         return float(
             min(max(waits, 0.0) if self.schedule else self.max_interval, self.max_interval)
         )
+
+
+class Beat(beat.Beat):  # type: ignore[misc]
+    """The program of beat. It sends tasks by their names, so it does not import them, nor all that
+    they need."""
+
+    def init_loader(self) -> None:
+        django.setup()
+        self.app.finalize()

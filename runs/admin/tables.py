@@ -9,6 +9,7 @@ Django's model permissions, so that staff who only view cannot stop a run.
 from __future__ import annotations
 
 from django.contrib import admin, messages
+from django.contrib.auth import admin as auth_admin  # noqa: F401 -- registers users and groups
 from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse

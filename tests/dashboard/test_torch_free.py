@@ -1,5 +1,5 @@
 """Web server and worker run without torch, and do not import it if it is installed. Workers do not
-import the pages and the API either."""
+import the pages and the API either, and beat does not import the tasks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from tests.stack import REPOSITORY
 
+BEAT = "from dashboard.celery import app; app.Beat(quiet=True).init_loader()"
 WORKER = "from dashboard.celery import app; app.loader.import_default_modules(); import runs.tasks"
 ENTRIES = (
     WORKER,
@@ -17,15 +18,17 @@ ENTRIES = (
     "import dashboard.urls, dashboard.server.supervisor, runs.submit.run_draft",
 )
 LOOK = "print([name for name in list(sys.modules) if name.split('.')[0] == 'torch'][:3])"
+LOOK_FOR_TASKS = "print([n for n in sys.modules if n.startswith(('runs.tasks', 'runs.admin'))])"
 LOOK_FOR_PAGES = "print([name for name in ('ninja', 'dashboard.urls') if name in sys.modules])"
 
 
-def test_torch_is_not_imported_nor_are_pages_by_a_worker() -> None:
-    parts = ["import sys", WORKER, LOOK_FOR_PAGES, *(f"{entry}\n{LOOK}" for entry in ENTRIES)]
+def test_torch_is_not_imported_nor_are_tasks_by_beat_or_pages_by_a_worker() -> None:
+    parts = ["import sys", BEAT, LOOK_FOR_TASKS, WORKER, LOOK_FOR_PAGES]
+    parts += [f"{entry}\n{LOOK}" for entry in ENTRIES]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(parts)], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    pages, *torch = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert pages == "[]"
+    tasks, pages, *torch = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert tasks == pages == "[]"
     assert dict(zip(ENTRIES, torch, strict=True)) == dict.fromkeys(ENTRIES, "[]")
