@@ -153,6 +153,8 @@ def replica(
                 complete_s=time.monotonic() - exchange_s,
             )
         )
+        if ranks > 1:
+            dist.barrier()
         os._exit(0)  # without the upload of the final weights
 
 
@@ -195,19 +197,6 @@ def raw(store: Store, name: str, upload: int, download: int) -> tuple[float, flo
     return min(up), min(down)
 
 
-def started(number: int, ranks: int, uri: str, folder: str, numel: int) -> list[Rank]:
-    """Start the processes of a replica."""
-    context = multiprocessing.get_context("spawn")
-    processes = []
-    for rank in range(ranks):
-        receive, send = context.Pipe(duplex=False)
-        arguments = (number, rank, ranks, uri, folder, numel, send)
-        process = context.Process(target=replica, args=arguments)
-        process.start()
-        processes.append(Rank(process, receive))
-    return processes
-
-
 @dataclass(frozen=True)
 class Rank:
     """One process of a replica and its result."""
@@ -222,6 +211,19 @@ class Rank:
         result: Result = self.receive.recv()
         self.process.join()
         return result
+
+
+def started(number: int, ranks: int, uri: str, folder: str, numel: int) -> list[Rank]:
+    """Start the processes of a replica."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for rank in range(ranks):
+        receive, send = context.Pipe(duplex=False)
+        arguments = (number, rank, ranks, uri, folder, numel, send)
+        process = context.Process(target=replica, args=arguments)
+        process.start()
+        processes.append(Rank(process, receive))
+    return processes
 
 
 def measure(uri: str, numel: int, ranks: int, codec: str, plan: str) -> None:
