@@ -1,17 +1,18 @@
 """One round of a large model through a real S3 server, with a checkpoint.
 
-Two replicas, each a process with the whole model in bf16, global weights and outer momentum in
-fp32. One machine rarely has memory for both, so replica 1 joins, trains and contributes first and
-is killed once its record is stored; its lease outlives it. Then replica 0 joins, trains, uploads,
-downloads the other's payload, computes the mean, applies the outer step and writes the checkpoint
-of the round in the background.
+Two replicas with the model in bf16, global weights and outer momentum in fp32. One machine rarely
+has memory for both, so replica 1, one process, joins, trains and contributes first and is killed
+once its record is stored; its lease outlives it. Then replica 0 joins, trains, uploads, downloads
+the other's payload, computes the mean, applies the outer step and writes the checkpoint of the
+round in the background. It is one process with the whole model, or several ranks over gloo that
+each hold their part of every tensor (DTensor). Each case has its own server.
 
-*Peak* is the largest resident set of replica 0 (VmHWM), the model included. *Exchange* is the time
-from the last local step until the next one can begin, *checkpoint* from there until its manifest is
-stored. *Raw* moves the same bytes with the same client and the same server in objects of 16 MiB
-with the fastest number of threads, and does nothing else.
+*Peak* is the largest resident set of a process of replica 0 (VmHWM), the model included. *Exchange*
+is the time from the last local step until the next one can begin, of the slowest rank, *checkpoint*
+from there until its manifest is stored. *Raw* moves the same bytes with the same client and the
+same server in objects of 16 MiB with the fastest number of threads, and does nothing else.
 
-Usage: python bench/large_model.py [--numel N] [--codec bf16] [--plan gather]
+Usage: python bench/large_model.py [--numel N] [--ranks 1 4] [--codec bf16] [--plan gather]
        [--folder DIR] [--store s3|URI]
 """
 
@@ -26,17 +27,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from bench.peak_memory import resident
 from diloco.group import join
 from diloco.init import create_group
+from diloco.model.named_parameters import local
 from diloco.protocol import keys
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.settings import GroupSettings
@@ -84,12 +91,40 @@ def settings_of(codec: str, plan: str) -> GroupSettings:
     )
 
 
-def replica(number: int, uri: str, numel: int, results: Connection) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Memory in bytes and seconds of one rank; ``complete_s`` is the time from the beginning of the
+    exchange until the checkpoint is stored."""
+
+    model: int
+    joined: int
+    peak: int
+    joined_s: float
+    exchange_s: float
+    complete_s: float
+
+
+def weights(numel: int, ranks: int) -> nn.ParameterList:
+    """Return the model, or this rank's part of it."""
+    shape = (numel // TENSORS // ranks,)
+    parts = (torch.full(shape, 0.5, dtype=torch.bfloat16) for _ in range(TENSORS))
+    if ranks == 1:
+        return nn.ParameterList(parts)
+    mesh = init_device_mesh("cpu", (ranks,))
+    return nn.ParameterList(
+        nn.Parameter(DTensor.from_local(part, mesh, [Shard(0)], run_check=False)) for part in parts
+    )
+
+
+def replica(
+    number: int, rank: int, ranks: int, uri: str, folder: str, numel: int, results: Connection
+) -> None:
     """Train one step of one round; send times and memory."""
     torch.set_num_threads(1)
-    model = nn.ParameterList(
-        torch.full((numel // TENSORS,), 0.5, dtype=torch.bfloat16) for _ in range(TENSORS)
-    )
+    if ranks > 1:
+        meet = f"file://{folder}/meet"
+        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
+    model = weights(numel, ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model_bytes = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
@@ -99,19 +134,28 @@ def replica(number: int, uri: str, numel: int, results: Connection) -> None:
     ) as group:
         joined_s = time.monotonic() - start_s
         joined_bytes = resident("VmHWM")
-        step(model)
+        with torch.no_grad():
+            for parameter in model:
+                local(parameter).mul_(0.99)
+        if ranks > 1:
+            dist.barrier()
         exchange_s = time.monotonic()
         group.step(tokens=1, loss=1.0)
-        results.send((joined_s, time.monotonic() - exchange_s, model_bytes, joined_bytes))
+        exchanged_s = time.monotonic() - exchange_s
         _until(lambda: _checkpoint(open_store(uri)) >= 1)
-        results.send((time.monotonic() - exchange_s, resident("VmHWM")))
+        results.send(
+            Result(
+                model=model_bytes,
+                joined=joined_bytes,
+                peak=resident("VmHWM"),
+                joined_s=joined_s,
+                exchange_s=exchanged_s,
+                complete_s=time.monotonic() - exchange_s,
+            )
+        )
+        if ranks > 1:
+            dist.barrier()
         os._exit(0)  # without the upload of the final weights
-
-
-def step(model: nn.ParameterList) -> None:
-    with torch.no_grad():
-        for parameter in model:
-            parameter.mul_(0.99)
 
 
 def _checkpoint(store: Store) -> int:
@@ -153,49 +197,85 @@ def raw(store: Store, name: str, upload: int, download: int) -> tuple[float, flo
     return min(up), min(down)
 
 
-def measure(uri: str, numel: int, codec: str, plan: str) -> None:
+@dataclass(frozen=True)
+class Rank:
+    """One process of a replica and its result."""
+
+    process: SpawnProcess
+    receive: Connection
+
+    def result(self) -> Result:
+        _until(lambda: self.receive.poll(1) or not self.process.is_alive())
+        if not self.receive.poll():
+            raise SystemExit(f"a rank ended with status {self.process.exitcode}")
+        result: Result = self.receive.recv()
+        self.process.join()
+        return result
+
+
+def started(number: int, ranks: int, uri: str, folder: str, numel: int) -> list[Rank]:
+    """Start the processes of a replica."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    for rank in range(ranks):
+        receive, send = context.Pipe(duplex=False)
+        arguments = (number, rank, ranks, uri, folder, numel, send)
+        process = context.Process(target=replica, args=arguments)
+        process.start()
+        processes.append(Rank(process, receive))
+    return processes
+
+
+def measure(uri: str, numel: int, ranks: int, codec: str, plan: str) -> None:
     store = open_store(uri)
     create_group(uri, settings_of(codec, plan))
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-
-    first = context.Process(target=replica, args=(1, uri, numel, send))
-    first.start()
-    _until(lambda: has_contributed(store, 1) or not first.is_alive())
-    if not first.is_alive():
-        raise SystemExit(f"replica 1 ended with status {first.exitcode}")
-    first.kill()
-    first.join()
-
-    second = context.Process(target=replica, args=(0, uri, numel, send))
-    second.start()
-    _until(lambda: receive.poll(1) or not second.is_alive())
-    joined_s, exchange_s, model_bytes, joined_bytes = receive.recv()
-    complete_s, peak = receive.recv()
-    second.join()
+    with tempfile.TemporaryDirectory() as folder:
+        first = started(1, 1, uri, folder, numel)[0].process
+        _until(lambda: has_contributed(store, 1) or not first.is_alive())
+        if not first.is_alive():
+            raise SystemExit(f"replica 1 ended with status {first.exitcode}")
+        first.kill()
+        first.join()
+        processes = started(0, ranks, uri, folder, numel)
+        try:
+            results = [one.result() for one in processes]
+        finally:
+            for one in processes:
+                one.process.kill()
 
     cost = round_cost(numel=numel, codec=codec, replicas=2, mode=plan)
     up_s, down_s = raw(store, "raw", cost.up, cost.down)
     raw_s = up_s + down_s
-    print(f"parameters {numel:,}, codec {codec}, plan {plan}")
-    print(f"model {model_bytes / GB:.2f} GB, joined {joined_bytes / GB:.2f}, peak {peak / GB:.2f}")
+    exchange_s = max(result.exchange_s for result in results)
+    joined_s = max(result.joined_s for result in results)
+    complete_s = max(result.complete_s for result in results)
+    print(f"parameters {numel:,}, ranks {ranks}, codec {codec}, plan {plan}")
+    print("| rank | model | joined | peak |\n| ---: | ---: | ---: | ---: |")
+    for rank, one in enumerate(results):
+        print(f"| {rank} | {one.model / GB:.2f} | {one.joined / GB:.2f} | {one.peak / GB:.2f} GB |")
+    print(f"peak of all ranks {sum(result.peak for result in results) / GB:.2f} GB")
     print(f"join {joined_s:.1f} s; {cost.up / GB:.2f} GB up, {cost.down / GB:.2f} GB down")
     print(f"exchange {exchange_s:.1f} s; raw {raw_s:.1f} s ({100 * raw_s / exchange_s:.0f} %)")
-    print(f"checkpoint complete {complete_s - exchange_s:.1f} s after the exchange")
+    print(f"checkpoint complete {complete_s - exchange_s:.1f} s after the exchange", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numel", type=int, default=2**24, help="1000000000 needs 20 GB")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="of replica 0")
     parser.add_argument("--codec", default="bf16")
     parser.add_argument("--plan", default="gather")
     parser.add_argument("--folder", help="folder for the server's files")
     parser.add_argument("--store", default="s3", help="s3 (starts a server) or a URI")
     given = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        started = given.store == "s3"
-        uri = stack.enter_context(s3_server(given.folder)) if started else given.store
-        measure(uri, given.numel, given.codec, given.plan)
+    for ranks in given.ranks:
+        if given.numel % (TENSORS * ranks):
+            raise SystemExit(f"expected a multiple of {TENSORS * ranks}, found {given.numel}")
+        with contextlib.ExitStack() as stack:
+            uri = f"{given.store}/{ranks}"
+            if given.store == "s3":
+                uri = stack.enter_context(s3_server(given.folder))
+            measure(uri, given.numel, ranks, given.codec, given.plan)
     return 0
 
 

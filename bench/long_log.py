@@ -4,8 +4,8 @@ The log is built directly: the records of every round as a group writes them, a 
 checkpoint, and the objects of the newest one. What is measured is the product's own code on a
 folder: *inspect* is ``diloco.inspect`` without waiting for heartbeats; *join* constructs a replica,
 which loads the newest checkpoint and reads the commits after it; *import* stores the run in the
-database of a server. With a latency, every request and every page of a listing takes that long, as
-in a bucket.
+database of a server, which then answers the requests that open its page. With a latency, every
+request and every page of a listing takes that long, as in a bucket.
 
 Usage: python bench/long_log.py [--rounds 10000] [--replicas 8] [--checkpoint-every 10]
        [--import-rounds 1000] [--latency-ms 0] [--single]
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +38,16 @@ from diloco.store.base import LISTED, PAGE_OBJECTS, LocalStore, ObjectInfo, Page
 from diloco.training.checkpoint import save_checkpoint
 from diloco.training.round_packs import pack_rounds
 from tests.diloco.bucket_harness import Harness, filled, who
+
+PAGE_PARTS = (
+    "",
+    "snapshot.json",
+    "series.json?of=norm,tokens_per_s",
+    "heatmap.json",
+    "timeline.json",
+)
+"""Requests of the page of a run."""
+PAGE_LOADS = 9
 
 
 class DistantStore:
@@ -146,9 +157,9 @@ def time_join(store: Store, rounds: int) -> float:
     return seconds
 
 
-def time_import(folder: Path, var: str, store: DistantStore | None) -> tuple[float, float]:
-    """The seconds of an import, and those of its CPU time, which other work delays less. ``store``
-    replaces the one that the server opens."""
+def time_import(folder: Path, var: str, store: DistantStore | None) -> tuple[str, float, float]:
+    """The id of an imported run, the seconds of its import, and those of its CPU time, which other
+    work delays less. ``store`` replaces the one that the server opens."""
     os.environ |= {
         "ARCHIPELAGO_VAR": var,
         "ARCHIPELAGO_RENDEZVOUS_ROOTS": str(folder.parent),
@@ -168,8 +179,25 @@ def time_import(folder: Path, var: str, store: DistantStore | None) -> tuple[flo
     call_command("migrate", verbosity=0)
     owner, _ = User.objects.get_or_create(username="bench", is_superuser=True)
     began_s, cpu_s = time.monotonic(), time.process_time()
-    import_run(folder.as_uri(), owner=owner)
-    return time.monotonic() - began_s, time.process_time() - cpu_s
+    run = import_run(folder.as_uri(), owner=owner).run
+    return str(run.pk), time.monotonic() - began_s, time.process_time() - cpu_s
+
+
+def time_page(run: str) -> dict[str, float]:
+    """The seconds of the requests that open the page of an imported run, medians of several."""
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    client = Client(SERVER_NAME="localhost")
+    client.force_login(User.objects.get(username="bench"))
+    seconds: dict[str, list[float]] = {}
+    for _ in range(1 + PAGE_LOADS):  # the first one loads templates
+        for part in PAGE_PARTS:
+            began_s = time.monotonic()
+            answer = client.get(f"/runs/{run}/{part}")
+            assert answer.status_code == 200, (part, answer.status_code)
+            seconds.setdefault(part, []).append(time.monotonic() - began_s)
+    return {part: statistics.median(taken[1:]) for part, taken in seconds.items()}
 
 
 def show(rounds: int, what: str, took: str, store: DistantStore | None) -> None:
@@ -207,8 +235,10 @@ def main() -> int:
             folder = Path(root).resolve() / "runs" / "imported"
             build(folder, rounds=given.import_rounds, **shape)
             far = DistantStore(LocalStore(folder), latency_s) if latency_s else None
-            took_s, cpu_s = time_import(folder, f"{root}/var", far)
+            run, took_s, cpu_s = time_import(folder, f"{root}/var", far)
             show(given.import_rounds, "import", f"{took_s:.2f} ({cpu_s:.2f} CPU)", far)
+            for part, part_s in time_page(run).items():
+                show(given.import_rounds, f"page: {part or 'HTML'}", f"{part_s:.3f}", None)
     return 0
 
 

@@ -8,6 +8,7 @@ VALUES column1, column2 and so on. Table and column names come from our models, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connection, connections, models
@@ -88,21 +89,31 @@ def _field(model: type[Model], name: str) -> Any:
 
 def _prepared(fields: Sequence[Field[Any, Any]], row: Sequence[Any]) -> list[Any]:
     own = connections[DEFAULT_DB_ALIAS]  # ``connection`` looks it up for each of its attributes
+    plain = _plain_of(tuple(fields))
     return [
-        value if _is_plain(field, value) else field.get_db_prep_save(value, own)
-        for field, value in zip(fields, row, strict=True)
+        value if type(value) in kinds else field.get_db_prep_save(value, own)
+        for field, kinds, value in zip(fields, plain, row, strict=True)
     ]
 
 
-def _is_plain(field: Field[Any, Any], value: Any) -> bool:
-    """Whether both databases store the value as it is. Django's conversion of numbers, texts and
-    NULL changes nothing, and would take most of the time of a large insert."""
-    if value is None:
-        return type(field) in _NULL
-    return type(value) is _PLAIN.get(type(field))
+@lru_cache(maxsize=64)
+def _plain_of(fields: tuple[Field[Any, Any], ...]) -> tuple[frozenset[type], ...]:
+    """The types of each field's values that both databases store as they are. Django's conversion
+    of numbers, texts and NULL changes nothing, and would take most of the time of a large
+    insert."""
+    return tuple(map(_plain, fields))
 
 
-_PLAIN: dict[type[Field[Any, Any]], type] = {
+def _plain(field: Field[Any, Any]) -> frozenset[type]:
+    stored = field.target_field if isinstance(field, models.ForeignKey) else field
+    if type(stored) is models.DateTimeField:
+        return frozenset({type(None)})
+    kind = _KINDS.get(type(stored))
+    return frozenset({kind, type(None)} if kind else ())
+
+
+_KINDS: dict[type[Field[Any, Any]], type] = {
+    models.BigAutoField: int,
     models.FloatField: float,
     models.IntegerField: int,
     models.BigIntegerField: int,
@@ -111,4 +122,3 @@ _PLAIN: dict[type[Field[Any, Any]], type] = {
     models.CharField: str,
     models.TextField: str,
 }
-_NULL = frozenset({*_PLAIN, models.DateTimeField})

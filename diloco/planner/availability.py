@@ -4,8 +4,8 @@ Pure arithmetic, for :mod:`diloco.planner.prediction`. With N replicas and quoru
 
 - A replica fails every ``mtbf_s`` on average and is absent for D, so its availability is ``a = mtbf
   / (mtbf + D)``. For M learners that share a fleet, whose MTBF is that of the whole fleet, this is
-  ``M * MTBF / (M * MTBF + D)``, the formula for the goodput that Decoupled DiLoCo reports
-  (arXiv:2604.21428).
+  ``M * MTBF / (M * MTBF + D)``, up to 4.3 points from the goodput that Decoupled DiLoCo reports of
+  its elastic learners (arXiv:2604.21428, ``bench/simulate_papers.py``).
 - A round needs K of N replicas. Replicas fail independently, so the number of live replicas is
   binomial(N, a); below K the group waits.
 - The work that a replica had not contributed before it failed is lost. It contributes every ``x = H

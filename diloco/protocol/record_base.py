@@ -200,7 +200,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             is_right = kind in accepted and (kind is not int or -INT_LIMIT <= item < INT_LIMIT)
             known[name] = item if is_right else _read(shape.hints[name], item, f"{where}.{name}")
         for name, (smallest, largest) in shape.bounds.items():
-            _check_bounds(known.get(name), smallest, largest, f"{where}.{name}")
+            number = known.get(name)
+            if number is not None and not smallest <= number <= largest:
+                raise BadRecord(f"{where}.{name}: expected {smallest} to {largest}, found {number}")
         return hint(**known)
     origin, arguments = _origin(hint), _arguments(hint)
     if origin in (Union, types.UnionType):
@@ -232,9 +234,3 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if hint is int and not -INT_LIMIT <= value < INT_LIMIT:
         raise BadRecord(f"{where}: expected an integer of 64 bits, found {abridged(value)}")
     return value
-
-
-def _check_bounds(value: Any, smallest: int, largest: int, where: str) -> None:
-    """Raise :class:`BadRecord` for an integer outside the bounds of its field."""
-    if value is not None and not smallest <= value <= largest:
-        raise BadRecord(f"{where}: expected {smallest} to {largest}, found {value}")

@@ -56,6 +56,7 @@ LATE = np.dtype([("replica", "<u4"), ("late_s", "<f4")])
 STRIPS = ("outcomes", "timings", "lateness", "cosines")
 """Columns of a round that :func:`put` sets."""
 
+_NO_PHASES = (0.0,) * len(GROUPS)
 _LONGEST_S = 1e9
 """Replicas report the seconds of phases; longer ones do not fit the strip."""
 
@@ -66,7 +67,9 @@ def entry(contribution: Any) -> tuple[int, tuple[Any, ...]]:
     phases = contribution.phases or {}
     return OUTCOMES.index(contribution.state) if contribution.state in OUTCOMES else 0, (
         started.timestamp() if started else 0.0,
-        tuple(min(sum(float(phases.get(p, 0)) for p in ps), _LONGEST_S) for ps in GROUPS.values()),
+        tuple(min(sum(float(phases.get(p, 0)) for p in ps), _LONGEST_S) for ps in GROUPS.values())
+        if phases
+        else _NO_PHASES,
         contribution.norm or 0.0,
         contribution.update_norm or 0.0,
     )

@@ -38,7 +38,7 @@ ROWS = 4_000
 database for a fraction of a second."""
 
 _FIELDS = tuple(f for f in Contribution._meta.concrete_fields if not f.primary_key)
-_DEFAULTS = {f.attname: f.get_default() for f in _FIELDS}
+_DEFAULTS = {f.attname: f.to_python(f.get_default()) for f in _FIELDS}
 
 
 def import_closed_rounds(
@@ -157,5 +157,5 @@ def _values(batch: _Batch) -> Iterator[list[Any]]:
     """The columns of all contributions, whose rounds are stored."""
     for row, contributions in zip(batch.rounds, batch.contributions, strict=True):
         for contribution in contributions:
-            contribution.round_id = row.pk
+            contribution.round_id, contribution.state = row.pk, str(contribution.state)
             yield [vars(contribution)[f.attname] for f in _FIELDS]
