@@ -2,9 +2,10 @@
 
 A work unit is one test file, or the part of a file that belongs to one stage, so fixtures with
 module scope are set up once. Workers take units from one queue in the order of the collection
-(``tests/conftest.py`` sorts it by stage), so each worker runs quick tests first and browser tests
-last. Within a stage the longest files come first, so that the last ones are short: those with the
-most ``minutes`` in the marker ``slow``, then those with the most tests.
+(``tests/conftest.py`` sorts it by stage), so each worker runs browser tests last, and tests that
+start processes between quick ones. Within a stage the longest files come first, so that the last
+ones are short: those with the most ``minutes`` in the marker ``slow``, then those with the most
+tests, each counted with its ``weight``.
 """
 
 from __future__ import annotations
@@ -52,11 +53,37 @@ def minutes(item: pytest.Item) -> float:
     return float(marker.kwargs["minutes"]) if marker else 0.0
 
 
+def weight(item: pytest.Item) -> int:
+    """Return as how many other tests it takes, from the marker ``weight``; 1 without it."""
+    marker = item.get_closest_marker("weight")
+    return int(marker.args[0]) if marker else 1
+
+
 def sort_by_stage(items: list[pytest.Item]) -> None:
-    """By stage, then by the duration of the file in the stage; a file's own order is kept."""
+    """By stage, then by the duration of the file in the stage; a file's own order is kept.
+
+    Quick files and files that start processes are merged, so that some workers compute while others
+    wait.
+    """
     keys = {item: (stage(item), -minutes(item), file_of(item.nodeid)) for item in items}
-    counts = Counter(keys.values())
-    items.sort(key=lambda item: (*keys[item][:2], -counts[keys[item]], keys[item][2]))
+    weights: Counter[tuple[tuple[int, bool], float, str]] = Counter()
+    for item in items:
+        weights[keys[item]] += weight(item)
+    items.sort(key=lambda item: (*keys[item][:2], -weights[keys[item]], keys[item][2]))
+    merged = [((number, False), 0.0) for number in range(len(STAGES))]
+    sizes = Counter(keys[item][:2] for item in items)
+    shares: dict[tuple[tuple[int, bool], float, str], float] = {}
+    """Share of the group that precedes the file."""
+    for group in merged:
+        of_group = (keys[item] for item in items if keys[item][:2] == group)
+        for number, key in enumerate(of_group):
+            shares.setdefault(key, number / sizes[group])
+
+    def place(item: pytest.Item) -> tuple[tuple[int, bool], float, float]:
+        key = keys[item]
+        return (merged[0][0] if key in shares else key[0]), key[1], shares.get(key, 0.0)
+
+    items.sort(key=place)
 
 
 def collect_from_another_folder(config: pytest.Config) -> None:

@@ -26,6 +26,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "browser: a browser test")
     config.addinivalue_line("markers", "processes: a test that starts processes")
     config.addinivalue_line("markers", "slow(minutes): a slow file")
+    config.addinivalue_line("markers", "weight(tests): a long test")
     if hasattr(config, "workerinput"):
         parallel.end_with_controller()
 
@@ -48,6 +49,12 @@ def test_quick(): pass
 def test_process(): pass
 
 def test_another(): pass
+"""
+LONG = """
+import pytest
+
+@pytest.mark.weight(3)
+def test_long(): pass
 """
 SLOW = """
 import pytest
@@ -98,20 +105,22 @@ def output(folder: Path, *arguments: str) -> str:
     return text
 
 
-def test_a_worker_runs_quick_tests_first_and_browser_tests_last(tmp_path: Path) -> None:
+def test_browser_tests_are_last_and_tests_with_processes_between_quick_ones(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(MIXED)
     (tmp_path / "test_b.py").write_text(QUICK)
     (tmp_path / "test_c.py").write_text(SLOW.format(minutes=1))
     (tmp_path / "test_d.py").write_text(SLOW.format(minutes=2))
+    (tmp_path / "test_e.py").write_text(LONG)
     text = output(tmp_path, "-v", "-n", "1")
     order = re.findall(r"PASSED.* (test_\w+\.py::\w+)", text)
     assert order == [
+        "test_e.py::test_long",
+        "test_a.py::test_process",
         "test_a.py::test_quick",
         "test_a.py::test_another",
         "test_b.py::test_quick",
         "test_d.py::test_slow",
         "test_c.py::test_slow",
-        "test_a.py::test_process",
         "test_a.py::test_page",
     ], text
 

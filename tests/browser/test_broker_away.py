@@ -19,6 +19,7 @@ from tests.servers import running_valkey
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.processes,
+    pytest.mark.weight(4),
     pytest.mark.usefixtures("own_database"),
 ]
 

@@ -11,7 +11,11 @@ from tests.browser.accessibility import Contrast
 from tests.browser.conftest import opened_window, running_site
 from tests.browser.test_axe import WIDTHS, examine
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("own_database")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.weight(8),
+    pytest.mark.usefixtures("own_database"),
+]
 
 
 EMPTY = {
