@@ -62,12 +62,14 @@ def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(
     page.evaluate("window.kept = true")
     expect(page.locator("[data-bell]")).to_have_attribute("role", "button")  # the script runs
     before = int(number.inner_text() or "0")
+    page.locator("[data-alerts] .alert-title").first.focus()
     site.python(
         ALERTS
         + f"alert(Run.objects.get(pk='{alerting}'), 'nan', 'error', 'replica 1 reported NaN')"
     )
     expect(number).to_have_text(str(before + 1))
     expect(page.locator("[data-alerts]")).to_contain_text("replica 1 reported NaN")
+    expect(page.locator("[data-alerts] .alert-title:focus")).to_have_count(1)
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     expect(panel).to_contain_text("replica 1 reported NaN")
