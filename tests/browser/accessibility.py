@@ -114,17 +114,18 @@ def describe(found: list[dict[str, Any]]) -> str:
 
 
 def problems_in_both_schemes(
-    page: Page, name: str, contrast: Contrast, part: str = "html"
+    page: Page, name: str, contrast: Contrast, part: str = "html", *, between: bool = False
 ) -> list[str]:
     """What axe finds in the first element that matches the selector ``part``: violations of any
-    impact in light, contrast in dark too."""
+    impact in light, contrast in dark too. With ``between`` the part is also compared with the rest
+    of the page."""
     problems = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         found = contrast.violations(page, part, classes=scheme == "light")
         if scheme == "light":
             found += violations(page, WITHOUT_CONTRAST, repr(part))
-            if part != "html":
+            if between:
                 found += violations(page, BETWEEN_PARTS)
         if found:
             problems.append(f"{name}, {scheme}:\n{describe(found)}")

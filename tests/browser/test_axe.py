@@ -1,9 +1,10 @@
 """Check every screen with axe-core, in light and dark, with one run and with many; those without
 data are checked by test_first_start.py.
 
-Each screen must also fit every width of :data:`WIDTHS`; ``--screenshots`` stores it in each of
-them. axe finds problems of names, roles, contrast and structure; a violation of any impact, of best
-practices too, fails the test. Reading order and alternative texts need a manual review.
+The component for times writes those of each screen, which must also fit every width of
+:data:`WIDTHS`; ``--screenshots`` stores it in each of them. axe finds problems of names, roles,
+contrast and structure; a violation of any impact, of best practices too, fails the test. Reading
+order and alternative texts need a manual review.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import BLANK, PASSWORD, Site, Window, expect_address
 from tests.browser.contexts import ContextPool
+from tests.browser.test_times import check_times
 
 pytestmark = pytest.mark.browser
 
@@ -211,7 +213,9 @@ def examine(
     if name in REPEATED:
         page.evaluate(REMOVE_OTHERS, REPEATED[name])
     page.evaluate(REMOVE_EQUAL, part)
-    return problems_in_both_schemes(page, name, contrast, part)
+    # The tabs of "many" have the headings and landmarks of those of "run".
+    between = part != "html" and not name.startswith("many-")
+    return problems_in_both_schemes(page, name, contrast, part, between=between)
 
 
 REPEATED = {"api-docs": ".api-operation", "prices": "section[aria-labelledby^=prices-]"}
@@ -258,6 +262,8 @@ def test_screen(
     request: pytest.FixtureRequest,
 ) -> None:
     with screen(shared, request, SCREENS[name].format(**runs)) as page:
+        if name not in ("admin", "api-docs"):  # whose text mentions UTC
+            check_times(page)
         texts = None if name in WIDTH_ONLY else contrast
         problems = examine(shared, page, name, texts, part=part_of(name))
         assert not problems, "\n".join(problems)
@@ -352,7 +358,7 @@ def test_menus_of_the_list(window: Window, runs: dict[str, str], contrast: Contr
         settle(page)
         part = "dialog[open]" if name == "Keys" else ".find .drop[open]"
         expect(page.locator(part)).to_be_visible()
-        problems += problems_in_both_schemes(page, name, contrast, part)
+        problems += problems_in_both_schemes(page, name, contrast, part, between=name == "Filters")
         page.keyboard.press("Escape")
         expect(page.locator(part)).to_have_count(0)
     assert not problems, "\n".join(problems)

@@ -12,7 +12,9 @@ from tests.browser.test_chart_values import WRITTEN
 
 pytestmark = pytest.mark.browser
 
-ABSOLUTE = re.compile(r"^[A-Z][a-z]{2} \d{1,2}, \d{4}, \d\d:\d\d:\d\d (UTC|GMT\S*)$")
+ABSOLUTE = re.compile(
+    r"^[A-Z][a-z]{2} \d{1,2}, \d{4}, \d\d:\d\d:\d\d (UTC|GMT\S*)(: link to this line)?$"
+)
 FOUR_DAYS = """
 from datetime import timedelta
 from runs.metrics.blocks import Points
@@ -30,7 +32,8 @@ print(run.pk)
 
 
 def titles(page: Page) -> list[str]:
-    found: list[str] = page.locator("time:visible").evaluate_all("all => all.map(t => t.title)")
+    title = "all => all.map((time) => time.closest('[title]')?.title ?? '')"
+    found: list[str] = page.locator("time:visible").evaluate_all(title)
     return found
 
 
