@@ -220,6 +220,15 @@ VARIANTS: tuple[Arm, ...] = (
     Arm(name="single_quarter", title="single worker, same steps, 1/4 of the tokens", **_steps(_T)),
 )
 
+
+def _keeps(keep: float, **settings: Any) -> dict[str, Any]:
+    return {"late_keep": keep} | settings
+
+
+OUTAGE = (3, 13, 20)
+SPEEDS = (0.1, 0.3, 0.7, 0.9)
+"""Losses that go with speed: the slower a replica, the more of its contributions are late."""
+
 RETIRED: tuple[Arm, ...] = (
     Arm(name="dropped_30", title="30 % dropped, mean of those present", drop=0.3, retired=True),
     Arm(name="dropped_50", title="50 % dropped, mean of those present", drop=0.5, retired=True),
@@ -237,17 +246,22 @@ RETIRED: tuple[Arm, ...] = (
         settings={"outer_lr": OUTER_LR / 2},
         retired=True,
     ),
+    Arm(name="dropped_70", title="70 % dropped, mean of those present", drop=0.7, retired=True),
+    Arm(
+        name="dropped_outage",
+        title="outage of one replica, 8 of 40 rounds, mean of those present",
+        outage=OUTAGE,
+        retired=True,
+    ),
+    Arm(
+        name="dropped_speed",
+        title="10, 30, 70, 90 % of a replica's dropped, mean of those present",
+        drops=SPEEDS,
+        retired=True,
+    ),
 )
 """Late work before protocol 3: a mean over the contributors present."""
 
-
-def _keeps(keep: float, **settings: Any) -> dict[str, Any]:
-    return {"late_keep": keep} | settings
-
-
-OUTAGE = (3, 13, 20)
-SPEEDS = (0.1, 0.3, 0.7, 0.9)
-"""Losses that go with speed: the slower a replica, the more of its contributions are late."""
 
 LATE: tuple[Arm, ...] = (
     *(
