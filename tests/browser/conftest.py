@@ -88,12 +88,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser(chromium_path: str) -> Iterator[Browser]:
-    with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(
-                "NODE_OPTIONS", f"--require={Path(__file__).with_name('quick_expect.cjs')}"
-            )
-            playwright = stack.enter_context(sync_playwright())
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=FLAGS)
         expect.set_options(timeout=PATIENCE_MS)
         # Playwright runs an event loop in this thread, so Django refuses synchronous queries.
