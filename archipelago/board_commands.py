@@ -120,10 +120,12 @@ def delete(client: Client, options: argparse.Namespace) -> int:
 
 
 def named(rows: Sequence[R], wanted: str, kind: str) -> R:
-    """The row with this id or name; of several with the name the own one."""
-    found = [row for row in rows if str(row.id) == wanted] or sorted(
-        (row for row in rows if row.name.lower() == wanted.lower()), key=lambda row: not row.mine
-    )
+    """The own row with this name, else the row with this id, else another user's with the name."""
+    name = " ".join(wanted.split()).lower()
+    of_name = [row for row in rows if row.name.lower() == name]
+    found = [row for row in of_name if row.mine]
+    found += [row for row in rows if str(row.id) == wanted]
+    found += of_name
     if not found:
         raise Invalid(f"expected {kind}, found none that matches {wanted!r}")
     return found[0]

@@ -230,7 +230,7 @@ class FrameClient:
 
     def _save(self, path: str, rows: Sequence[Any], body: Mapping[str, Any]) -> Any:
         """Create a row, or replace the own one of ``rows`` with the same name."""
-        name = str(body["name"]).lower()
+        name = " ".join(str(body["name"]).split()).lower()  # as the server keeps it
         for row in rows:
             if row.mine and row.name.lower() == name:
                 return self._send("PUT", f"{path}/{row.id}", body)

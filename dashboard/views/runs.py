@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -379,7 +379,11 @@ def _owner_of(term: Term, user: AbstractBaseUser | AnonymousUser) -> str:
         return ""
     if term.field == "is" and term.values[0].lower() == "mine":
         return user.get_username()
-    return term.values[0] if term.field == "owner" else ""
+    if term.field != "owner":
+        return ""
+    same = User.objects.filter(username__iexact=term.values[0]).values_list("username", flat=True)
+    found = list(same[:2])
+    return found[0] if len(found) == 1 else term.values[0]
 
 
 def _facets(request: HttpRequest, terms: tuple[Term, ...], address: ListAddress) -> dict[str, Any]:

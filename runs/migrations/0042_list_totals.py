@@ -1,4 +1,5 @@
-"""Indexes for the totals of the runs list: open alerts, and the runs that ran today."""
+"""Indexes for the totals of the runs list: open alerts, the runs that ran today, and jobs of
+evaluations that run or ended today."""
 
 from django.db import migrations, models
 from django.db.models import Q
@@ -16,5 +17,21 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="run", index=models.Index(fields=["ended_at"], name="run_ended")
+        ),
+        migrations.AddIndex(
+            model_name="evaluationattempt",
+            index=models.Index(
+                fields=["evaluation"],
+                condition=Q(("ended_at__isnull", True)),
+                name="evaluation_attempt_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="evaluationattempt",
+            index=models.Index(
+                fields=["ended_at"],
+                condition=Q(("ended_at__isnull", False)),
+                name="evaluation_attempt_ended",
+            ),
         ),
     ]

@@ -138,6 +138,18 @@ class EvaluationAttempt(models.Model):
 
     class Meta:
         ordering = ("number",)
+        indexes = (
+            models.Index(
+                fields=["evaluation"],
+                condition=Q(ended_at__isnull=True),
+                name="evaluation_attempt_open",
+            ),
+            models.Index(
+                fields=["ended_at"],
+                condition=Q(ended_at__isnull=False),
+                name="evaluation_attempt_ended",
+            ),
+        )
         constraints = (
             models.UniqueConstraint(
                 fields=["evaluation", "number"], name="evaluation_attempt_is_unique"

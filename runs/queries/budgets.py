@@ -77,12 +77,15 @@ def spent_by_run(first: date, now: datetime) -> tuple[dict[uuid.UUID, Spent], bo
     history = SpendHistory(retained_until=spend_history.deleted_and_back())
     parts = [_traffic(start, now, history)]
     for attempts, columns in _JOBS:
-        # A query for each, because an index serves each alone.
+        # A query for each, because an index serves each alone. A job that ends between the two is
+        # in both.
+        rows: dict[int, Sequence[Any]] = {}
         for ran in (Q(ended_at__isnull=True), Q(ended_at__gte=start)):
             jobs = attempts.filter(_BILLED, ran).order_by()
-            rows = list(jobs.values_list(*columns)[: STRADDLING + 1])
-            complete &= len(rows) <= STRADDLING
-            parts.append(_parts(rows[:STRADDLING], start, now, history))
+            found = list(jobs.values_list("pk", *columns)[: STRADDLING + 1])
+            complete &= len(found) <= STRADDLING
+            rows |= {pk: values for pk, *values in found[:STRADDLING]}
+        parts.append(_parts(rows.values(), start, now, history))
     for part in chain.from_iterable(parts):
         by_run.setdefault(part.run, Spent()).add(part.usd, part.unpriced_jobs)
     return by_run, complete

@@ -144,7 +144,7 @@ def _measures(
 ) -> dict[str, float | None]:
     begun = run.first_step_at
     wall_s = ((run.ended_at or now) - begun).total_seconds() if begun else None
-    cost = None if getattr(run, "unpriced", True) else run.cost_usd
+    cost = None if getattr(run, "unpriced", True) else finite(run.cost_usd)
     return {
         "eval_loss": finite(run.eval_loss),
         "best_eval_loss": _least(best[0], run.eval_loss),

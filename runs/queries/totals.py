@@ -100,7 +100,7 @@ def totals(runs: QuerySet[Run], *, now: datetime) -> Totals:
         today_usd=finite(sum(tally.usd for tally in spent)) or 0.0,
         today_known=complete and not any(tally.unpriced_jobs for tally in spent),
         cost_usd=finite(sums["usd"]) or 0.0,
-        cost_known=not unknown.exists(),
+        cost_known=finite(sums["usd"] or 0.0) is not None and not unknown.exists(),
         alerts=sum(number for run, number in alerts.items() if run in listed),
     )
 

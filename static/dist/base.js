@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-RP5SRBW5.js";import"./chunk-PG7ALPMX.js";import"./chunk-JJIT4FE7.js";
+import"./chunk-CPFI6I7K.js";import"./chunk-PG7ALPMX.js";import"./chunk-JJIT4FE7.js";

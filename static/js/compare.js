@@ -53,7 +53,7 @@ function boardPage(board) {
 /** Draw the curves, again whenever a run changes. */
 function begin({ load, charts }, stream) {
   load().catch(() => {
-    for (const { at } of charts) at.chart.dataset.empty = FAILED;
+    for (const { at, data } of charts) if (!data) at.chart.dataset.empty = FAILED;
   });
   if (stream) follow(stream, load);
 }
@@ -172,7 +172,9 @@ function chosenPanel(card) {
   at.metric.addEventListener("change", () => {
     chart.data = null; // the curve that is shown stays until the other one arrives
     change({ series: at.metric.value });
+    const { series } = chosen;
     load().catch(() => {
+      if (series !== chosen.series) return;
       chart.data = { runs: [], curves: [] };
       drawChart();
       chart.at.chart.dataset.empty = FAILED;

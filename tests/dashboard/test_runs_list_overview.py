@@ -147,6 +147,7 @@ def test_figures_link_to_their_pages(client: Client, operator_user: Any) -> None
         f"/alerts?owner={name}",
     ]
     assert links("q=owner:anna")[4] == "/alerts?owner=anna"
+    assert links(f"q=owner:{name.upper()}")[4] == f"/alerts?owner={name}"
     for query in ("-owner:anna", "owner:anna,ben", "-is:mine"):
         assert links(f"q={query}")[4] == "/alerts"
 

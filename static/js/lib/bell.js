@@ -85,7 +85,7 @@ export function bell() {
     const { unread } = await getJSON(link.dataset.bell);
     show(unread);
     if (isOpen()) await load();
-    await alerts?.now();
+    alerts?.soon();
     await banners();
   }
   const soon = throttled(refresh);

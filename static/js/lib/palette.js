@@ -9,20 +9,21 @@ const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 export const replicaHue = (number) => `--r-${number % HUES}`;
 export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES.length];
 
-/** The number of each compared run for the functions of replicas: the hue that its id gives, or the
- *  next free one; with more runs than hues another dash pattern. The order does not matter. */
+/** The number of each compared run for the functions of replicas: the hue that its id gives. Of runs
+ *  with the same hue all but one get a free one; with more runs than hues another dash pattern. The
+ *  order does not matter. */
 export function runNumbers(ids) {
-  const numbers = new Map();
-  const taken = new Set();
-  for (const id of [...ids].sort()) {
-    const hue = parseInt(id.slice(0, 8), 16) % HUES;
+  const hues = new Map([...ids].sort().map((id) => [id, parseInt(id.slice(0, 8), 16) % HUES || 0]));
+  const owners = new Map(); // number -> id
+  for (const [id, hue] of hues) if (!owners.has(hue)) owners.set(hue, id);
+  for (const [id, hue] of hues) {
+    if (owners.get(hue) === id) continue;
     let number = hue;
-    for (let more = 1; taken.has(number); more++)
+    for (let more = 1; owners.has(number); more++)
       number = HUES * Math.floor(more / HUES) + ((hue + more) % HUES);
-    taken.add(number);
-    numbers.set(id, number);
+    owners.set(number, id);
   }
-  return numbers;
+  return new Map([...owners].map(([number, id]) => [id, number]));
 }
 
 /** A line sample for legends and tables. It follows the theme. */

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from runs.models import Alert, Replica, ReplicaAttempt, ReplicaPool, RetainedSpend, Run
-from runs.queries import search, selectors, spend, totals
+from runs.queries import budgets, search, selectors, spend, totals
 from runs.queries.attempt_costs import Period
 from runs.queries.live_jobs import JobFilter
 from runs.queries.search import matching, parse
@@ -247,3 +248,26 @@ def test_the_number_of_queries_is_constant(operator_user: Any) -> None:
     for number in range(5):
         make(operator_user, f"more {number}", (1.0, "runs"), (None, "runs"))
     assert queries() == before == 11
+
+
+def test_a_job_that_ends_while_it_is_counted_counts_once(
+    operator_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hour = timezone.now().replace(hour=12), timedelta(hours=1)
+    began = dict.fromkeys(("created_at", "launched_at", "started_at"), now - 2 * hour)
+    ReplicaAttempt.objects.filter(launch_key="alpha-0").update(**began, cost_usd=10.0)
+    run = Run.objects.get(name="alpha")
+    expected = budgets.spent_by_run(now.date(), now)[0][run.pk]
+    execute = CursorWrapper.execute
+
+    def ending(cursor: CursorWrapper, sql: str, params: Any = None) -> Any:
+        found = execute(cursor, sql, params)
+        if 'ended_at" IS NULL' in sql and not ended:
+            ended.append(sql)
+            ReplicaAttempt.objects.filter(launch_key="alpha-0").update(ended_at=now)
+        return found
+
+    ended: list[str] = []
+    monkeypatch.setattr(CursorWrapper, "execute", ending)
+    raced = budgets.spent_by_run(now.date(), now)[0][run.pk]
+    assert ended and (raced.usd, raced.unpriced_jobs) == (expected.usd, expected.unpriced_jobs)
