@@ -13,7 +13,8 @@ export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES
  *  with the same hue all but one get a free one; with more runs than hues another dash pattern. The
  *  order does not matter. */
 export function runNumbers(ids) {
-  const hues = new Map([...ids].sort().map((id) => [id, parseInt(id.slice(0, 8), 16) % HUES || 0]));
+  const hueOf = (id) => parseInt(id.slice(0, 8), 16) % HUES || 0;
+  const hues = new Map([...ids].sort().map((id) => [id, hueOf(id)]));
   const owners = new Map(); // number -> id
   for (const [id, hue] of hues) if (!owners.has(hue)) owners.set(hue, id);
   for (const [id, hue] of hues) {
