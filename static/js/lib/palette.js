@@ -9,9 +9,9 @@ const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 export const replicaHue = (number) => `--r-${number % HUES}`;
 export const replicaDash = (number) => DASHES[Math.floor(number / HUES) % DASHES.length];
 
-/** The number of each compared run for the functions of replicas: the hue that its id gives. Of runs
- *  with the same hue all but one get a free one; with more runs than hues another dash pattern. The
- *  order does not matter. */
+/** The number of each compared run for the functions of replicas: the hue that its id gives. Of
+ *  runs with the same hue all but one get a free one; with more runs than hues another dash
+ *  pattern. The order does not matter. */
 export function runNumbers(ids) {
   const hueOf = (id) => parseInt(id.slice(0, 8), 16) % HUES || 0;
   const hues = new Map([...ids].sort().map((id) => [id, hueOf(id)]));
