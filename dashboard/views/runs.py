@@ -329,7 +329,7 @@ def _totals(request: HttpRequest, terms: tuple[Term, ...]) -> dict[str, str]:
     """Texts by name: the number of runs of each tab, and the figures of the strip."""
     if not permissions.can_view(request.user):
         return {}
-    runs = matching(Run.objects.order_by(), terms, user=request.user)
+    runs = matching(selectors.visible_runs(request.user), terms, user=request.user)
     total = totals.totals(runs, now=timezone.now())
     tabs = totals.tab_counts(terms, user=request.user)
     return {

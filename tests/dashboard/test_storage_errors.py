@@ -82,7 +82,8 @@ def test_pages_and_api_explain_storage_failures(
     def fail(*args: Any, **more: Any) -> None:
         raise of_django(cause)
 
-    monkeypatch.setattr(selectors, "runs_for", fail)
+    for name in ("runs_for", "visible_runs"):
+        monkeypatch.setattr(selectors, name, fail)
     for path in ("/runs/00000000-0000-0000-0000-000000000000/", "/api/runs"):
         response = client.get(path)
         assert response.status_code == status, path
