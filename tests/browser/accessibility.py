@@ -62,6 +62,7 @@ CHOOSE = """
 }
 """
 """Sets ``chosen`` to one element of each look that is not ``known``, and returns their looks."""
+CONNECTED = "window.chosen.every((element) => element.isConnected)"
 
 
 class Contrast:
@@ -78,27 +79,26 @@ class Contrast:
     def violations(
         self, page: Page, part: str = "html", *, classes: bool = True
     ) -> list[dict[str, Any]]:
-        looks = page.evaluate(CHOOSE, [part, list(self._known), classes])
-        if not looks:
-            return []
-        found = violations(page, f"runOnly: {CONTRAST}", "{include: window.chosen}")
+        found: list[dict[str, Any]] | None = None
+        while found is None:  # again if a live update has replaced the part
+            looks = page.evaluate(CHOOSE, [part, list(self._known), classes])
+            if not looks:
+                return []
+            found = violations(page, f"runOnly: {CONTRAST}", "{include: window.chosen}", CONNECTED)
         if not found:  # a retry of a failed test finds the same
             self._known.update(looks)
         return found
 
 
-def violations(page: Page, options: str = "", context: str = "'html'") -> list[dict[str, Any]]:
-    """Return what axe finds in ``context``, a JavaScript expression.
+def violations(page: Page, options: str = "", context: str = "'html'", when: str = "true") -> Any:
+    """Return what axe finds in ``context``, a JavaScript expression; None unless ``when`` is true.
 
     Without ``preload``, which needs inline styles: no page depends on the orientation of a screen.
     """
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(AXE_SCRIPT)
     options = f"{{preload: false, resultTypes: ['violations'], {options}}}"
-    result: list[dict[str, Any]] = page.evaluate(
-        f"axe.run({context}, {options}).then(r => r.violations)"
-    )
-    return result
+    return page.evaluate(f"{when} ? axe.run({context}, {options}).then(r => r.violations) : null")
 
 
 def describe(found: list[dict[str, Any]]) -> str:
