@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-from bench.peak_memory import PARTS_BYTES, resident
+from bench.peak_memory import PARTS_BYTES
+from bench.support.memory import reset_peak, resident, trained_model
 from bench.support.processes import in_memory, in_processes, s3_server
 from diloco.clock import SystemClock
 from diloco.group import join
@@ -77,7 +78,7 @@ class Replica:
         self.store = store
         self.identity = Identity(replica=0, incarnation="00001-00000000")
         if trained:
-            model, self.optimizer = _trained_model(numel)
+            model, self.optimizer = trained_model(numel, TENSORS)
         else:
             model = nn.ParameterList(torch.ones(numel // TENSORS) for _ in range(TENSORS))
             self.optimizer = torch.optim.AdamW(model.parameters())
@@ -130,7 +131,7 @@ def save(uri: str, what: str, numel: int) -> Result:
     for elements in (WARM_NUMEL, numel):  # what is loaded at first use is loaded with a small one
         where = uri if elements == numel else f"{uri}/warm-{what}"
         replica = Replica(open_store(where), elements, trained=True)
-        before = _begin()
+        before = reset_peak()
         start_s, cpu_s = time.monotonic(), time.thread_time()
         if what == "checkpoint":
             replica.tasks.checkpoint(replica.commit)
@@ -150,7 +151,7 @@ def save_leaving(uri: str, what: str, numel: int) -> Result:
     for elements in (WARM_NUMEL, numel):
         where = f"{uri}/left" if elements == numel else f"{uri}/warm-left"
         replica = Replica(open_store(where), elements, trained=True)
-        before = _begin()
+        before = reset_peak()
         start_s, cpu_s = time.monotonic(), time.thread_time()
         replica.tasks.save_leaving({}, data_step=1, lost_tokens=0)
         seconds, cpu_s = time.monotonic() - start_s, time.thread_time() - cpu_s
@@ -164,7 +165,7 @@ def restore(uri: str, what: str, numel: int) -> Result:
     for elements in (WARM_NUMEL, numel):
         where = uri if elements == numel else f"{uri}/warm-{what}"
         replica = Replica(open_store(where), elements, trained=False)
-        before = _begin()
+        before = reset_peak()
         start_s, cpu_s = time.monotonic(), time.thread_time()
         if what == "checkpoint":
             manifest = newest_manifest(replica.store)
@@ -200,8 +201,8 @@ def rounds(uri: str, what: str, numel: int) -> Result:
             warmup_steps=0,
         )
         create_group(where, settings)
-        model, optimizer = _trained_model(elements)
-        before = _begin()
+        model, optimizer = trained_model(elements, TENSORS)
+        before = reset_peak()
         start_s = time.monotonic()
         with join(where, model=model, inner_optimizer=optimizer, replica=0) as group:
             stopped = _timed_tasks(group._loop.tasks)
@@ -226,22 +227,6 @@ def _timed_tasks(tasks: PostRoundTasks) -> list[float]:
 
     tasks.after = timed  # type: ignore[method-assign]
     return seconds
-
-
-def _trained_model(numel: int) -> tuple[nn.ParameterList, torch.optim.AdamW]:
-    """Return a model and its optimizer with moments."""
-    model = nn.ParameterList(torch.ones(numel // TENSORS) for _ in range(TENSORS))
-    for parameter in model:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.step()
-    optimizer.zero_grad()
-    return model, optimizer
-
-
-def _begin() -> int:
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    return resident("VmRSS")
 
 
 CASES = (

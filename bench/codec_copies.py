@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from bench.peak_memory import resident
+from bench.support.memory import reset_peak, resident
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
 from diloco.exchange.checked_blocks import decode_body, raw
@@ -46,8 +46,7 @@ def cpu_s(work: Callable[[], object], repeat: int) -> float:
 
 def growth_mib(work: Callable[[], object]) -> float:
     work()  # what the first call loads
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = resident("VmRSS")
+    before = reset_peak()
     work()
     return (resident("VmHWM") - before) / 2**20
 

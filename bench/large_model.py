@@ -40,7 +40,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from bench.peak_memory import resident
+from bench.support.memory import reset_peak, resident
 from diloco.group import join
 from diloco.init import create_group
 from diloco.model.named_parameters import local
@@ -126,8 +126,7 @@ def replica(
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
     model = weights(numel, ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model_bytes = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    model_bytes = reset_peak()
     start_s = time.monotonic()
     with join(
         uri, model=model, inner_optimizer=optimizer, replica=number, heartbeat_interval_s=600.0

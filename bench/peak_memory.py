@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from bench.support.exchanging import SYNCER_NUMBER, BareMember, bare_settings, in_threads
+from bench.support.memory import reset_peak, resident
 from bench.support.processes import in_memory, in_processes
 from diloco.clock import SystemClock
 from diloco.exchange.inflight_rounds import InflightRound
@@ -84,20 +85,11 @@ def peak(folder: str, number: int, replicas: int, plan: str, codec: str, numel: 
         warm.round(1, torch.ones(2**18))
     vector = None if number == SYNCER_NUMBER else gradient(number, numel)
     measured = member(folder, number, replicas, plan, codec, numel)
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = resident("VmRSS")
+    before = reset_peak()
     settled, _ = measured.round(1, vector)
     grown = resident("VmHWM") - before
     assert settled.plan.mode == plan and len(settled.commit.contributors) == replicas, settled
     return grown + (0 if vector is None else 4 * numel)
-
-
-def resident(name: str) -> int:
-    """``VmRSS`` (now) or ``VmHWM`` (peak) of this process, bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"expected {name} in /proc/self/status, found none")
 
 
 def apply(numel: int, included: bool) -> int:
@@ -106,8 +98,7 @@ def apply(numel: int, included: bool) -> int:
     torch.set_num_threads(1)
     for elements in (2**18, numel):  # what is loaded at first use is loaded with a small one
         progress, opened = open_round(elements)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = resident("VmRSS")
+        before = reset_peak()
         merged = Merged(vector=gradient(1, elements))
         who = Identity(replica=0 if included else 1, incarnation=progress.identity.incarnation)
         commit = Commit(

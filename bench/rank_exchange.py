@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
@@ -25,23 +28,12 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import diloco
+from bench.support.memory import reset_peak, resident
 from diloco.init import create_group
 from diloco.protocol.settings import GroupSettings
 
 LAYERS = 12
 ROUNDS = 4
-
-
-def resident_bytes(name: str) -> int:
-    """Return ``VmRSS`` or ``VmHWM`` of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
-
-
-def reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def replica(rank: int, ranks: int, parameters: int, folder: str) -> None:
@@ -54,10 +46,10 @@ def replica(rank: int, ranks: int, parameters: int, folder: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(LAYERS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = resident_bytes("VmRSS")
+    before = resident("VmRSS")
     seconds, peaks = [], []
     with diloco.join(f"{folder}/run", replica=0, model=model, inner_optimizer=optimizer) as group:
-        held = resident_bytes("VmRSS") - before
+        held = resident("VmRSS") - before
         for _ in range(ROUNDS - 1):  # the last round also writes the result
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -68,7 +60,7 @@ def replica(rank: int, ranks: int, parameters: int, folder: str) -> None:
             started_s = time.perf_counter()
             group.step(tokens=1, loss=1.0)
             seconds.append(time.perf_counter() - started_s)
-            peaks.append(resident_bytes("VmHWM") - before)
+            peaks.append(resident("VmHWM") - before)
         group.leave()
         group.step(tokens=1, loss=1.0)
     result = {

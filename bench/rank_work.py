@@ -22,11 +22,14 @@ import argparse
 import json
 import resource
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
@@ -34,7 +37,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import diloco
-from bench.rank_exchange import reset_peak, resident_bytes
+from bench.support.memory import reset_peak, resident
 from diloco.init import create_group
 from diloco.protocol.settings import GroupSettings
 from diloco.store.metered import MeteredStore, StoreUsage
@@ -61,7 +64,7 @@ class Meter:
     @contextmanager
     def measured(self, case: str) -> Iterator[None]:
         before, up, down = _cpu_s(), *self._bytes()
-        held = resident_bytes("VmRSS")
+        held = resident("VmRSS")
         reset_peak()
         yield
         now_up, now_down = self._bytes()
@@ -69,7 +72,7 @@ class Meter:
             "cpu_s": _cpu_s() - before,
             "up": now_up - up,
             "down": now_down - down,
-            "peak": resident_bytes("VmHWM") - held,
+            "peak": resident("VmHWM") - held,
         }
 
     def _bytes(self) -> tuple[int, int]:

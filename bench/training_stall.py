@@ -28,9 +28,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from torch import nn
 
-from bench.peak_memory import resident
+from bench.support.memory import reset_peak, resident, trained_model
 from bench.support.processes import in_memory, in_processes, meet, somewhere
 from diloco.group import join
 from diloco.init import create_group
@@ -55,14 +54,8 @@ class Result:
 
 def train(number: int, uri: str, numel: int, round_s: float, rounds: int) -> Result:
     torch.set_num_threads(1)
-    model = nn.ParameterList(torch.ones(numel // TENSORS) for _ in range(TENSORS))
-    for parameter in model:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(model.parameters())
-    optimizer.step()
-    optimizer.zero_grad()
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = resident("VmRSS")
+    model, optimizer = trained_model(numel, TENSORS)
+    before = reset_peak()
     meet()
     begin_s = end_s = inside_s = cpu_s = 0.0
     grown = 0
