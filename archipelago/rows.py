@@ -111,10 +111,11 @@ class RunHeader(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class RunTotals(Row):
-    """Totals of the runs that match. A figure that is not *known* is a lower bound.
+    """Totals of the runs that match. A figure that is not *known* is a lower bound: a price, or the
+    GPUs of some hardware, are unknown.
 
     ``gpus`` and ``usd_h`` are those of the replicas' jobs that run now; ``today_usd`` was spent
-    since midnight in UTC. ``alerts`` are open.
+    since midnight in UTC, as on the page about spending. ``alerts`` are open.
     """
 
     runs: int

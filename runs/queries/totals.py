@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum
 
+from archipelago.rows import RunTotals
 from runs.backends import executors
 from runs.json_values import finite
 from runs.models import Alert, Run
@@ -26,28 +27,6 @@ from runs.times import in_utc
 
 TABS = {"active": "is:active", "mine": "is:mine", "failed": "state:failed", "all": ""}
 """Tab -> its term. A tab adds its term to the other terms of the query."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Figures of the listed runs. One that is not *known* is a lower bound: a price, or the GPUs of
-    some hardware, are unknown.
-
-    ``gpus`` and ``usd_h`` are those of the replicas' jobs that run now. ``today_usd`` was spent
-    since midnight in UTC, as :mod:`runs.queries.spend` counts it. ``alerts`` are open.
-    """
-
-    runs: int
-    active: int
-    gpus: int
-    gpus_known: bool
-    usd_h: float
-    usd_h_known: bool
-    today_usd: float
-    today_known: bool
-    cost_usd: float
-    cost_known: bool
-    alerts: int
 
 
 @dataclass
@@ -76,7 +55,7 @@ def query_of(tab: str, terms: Sequence[Term]) -> str:
     return " ".join([*(term.word for term in without_tabs(terms)), TABS[tab]]).strip()
 
 
-def totals(runs: QuerySet[Run], *, now: datetime) -> Totals:
+def totals(runs: QuerySet[Run], *, now: datetime) -> RunTotals:
     """The totals of runs without annotations. The number of queries is constant for 10,000 runs
     with jobs, spending of today or alerts."""
     runs = runs.order_by()
@@ -90,7 +69,7 @@ def totals(runs: QuerySet[Run], *, now: datetime) -> Totals:
     listed = _listed(runs, {*jobs, *today, *alerts})
     running = [job for run, job in jobs.items() if run in listed]
     spent = [tally for run, tally in today.items() if run in listed]
-    return Totals(
+    return RunTotals(
         runs=sums["runs"],
         active=sums["active"],
         gpus=sum(job.gpus for job in running),

@@ -12,12 +12,12 @@ from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from archipelago.rows import RunTotals
 from runs.models import Alert, Replica, ReplicaAttempt, ReplicaPool, RetainedSpend, Run
 from runs.queries import budgets, search, selectors, spend, totals
 from runs.queries.attempt_costs import Period
 from runs.queries.live_jobs import JobFilter
 from runs.queries.search import matching, parse
-from runs.queries.totals import Totals
 from tests.browser import seed
 from tests.module_rows import Unblock
 
@@ -78,7 +78,7 @@ def make(owner: Any, name: str, *prices: tuple[float | None, str], **fields: Any
     return run
 
 
-def totals_of(text: str, user: Any) -> Totals:
+def totals_of(text: str, user: Any) -> RunTotals:
     runs = matching(Run.objects.all(), parse(text), user=user)
     return totals.totals(runs, now=timezone.now())
 
