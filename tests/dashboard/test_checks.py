@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.checks import run_checks
+from django.core.checks import Tags, run_checks
 
 from dashboard import checks
 
@@ -101,6 +101,13 @@ def test_invalid_settings_end_the_process_at_start(
     assert result in message.msg
     with pytest.raises(SystemExit, match=f"archipelago.{id}"):
         checks.at_start()
+
+
+def test_the_administration_passes_the_checks_of_django() -> None:
+    """A process without pages does not load it, so its checks pass there."""
+    import dashboard.urls  # noqa: F401
+
+    assert run_checks(tags=[Tags.admin]) == []
 
 
 def test_wildcard_hosts_are_rejected(settings: Any) -> None:
