@@ -193,6 +193,7 @@ def test_expired_session_shows_a_sign_in_link(window: Window, demo: str) -> None
     page.context.clear_cookies()
     # With the next poll.
     expect(page.locator("[data-conn]")).to_contain_text("Signed out: sign in again")
+    page.goto(BLANK)  # no request fails any more
     window.errors.clear()
 
 
