@@ -335,6 +335,7 @@ async def events(
         if source.ok:  # everything up to here was sent
             here = id_key(source.replay_buffer.newest)
             cursors = {topic: max(cursors.get(topic, ZERO), here) for topic in topics}
+            yield heartbeat(source.replay_buffer.newest)  # a viewer may have had no position
         while loop.time() < ends_at:
             if is_authorized is not None and loop.time() >= check_at:
                 check_at = loop.time() + RECHECK_S
@@ -352,6 +353,8 @@ async def events(
                     cursors = {}  # of a server that may have been replaced
                 if not item.topic or item.key > cursors.get(item.topic, ZERO):
                     frames.append(item.frame)
+            if RESYNC in frames and source.ok:
+                frames.append(heartbeat(source.replay_buffer.newest))
             if frames:
                 yield b"".join(frames)
 

@@ -15,6 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.forms.board import BoardForm, PanelRow, errors_of, panel_rows, panels_in
+from dashboard.live.cursor import follows_stream
 from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
 from dashboard.views.compare import tables
@@ -39,6 +40,7 @@ def boards(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @never_cache
+@follows_stream
 def board(request: HttpRequest, board_id: int) -> HttpResponse:
     """The page; with ``?part=1`` only the tables, which change while a run works."""
     found = _found(request, board_id)

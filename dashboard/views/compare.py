@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.live.cursor import follows_stream
 from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
 from runs.json_values import iso
@@ -44,6 +45,7 @@ class Selection:
 
 @require_safe
 @never_cache
+@follows_stream
 def compare(request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=1`` only the tables, which change while a run works."""
     selection = _selection(request)

@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.live.cursor import follows_stream
 from dashboard.parameters import text_of
 from dashboard.presentation.badges import BREAKERS
 from dashboard.views.access import reader
@@ -33,6 +34,7 @@ TROUBLES = 20
 
 @require_safe
 @never_cache
+@follows_stream
 def fleet(request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=1`` only the fragment that changes."""
     user = reader(request)

@@ -12,6 +12,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.access import attempt_or_404, replica_or_404
+from dashboard.live.cursor import follows_stream
 from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
 from dashboard.views.run import banners
 from executors.registry import BACKENDS
@@ -26,6 +27,7 @@ from runs.states import RUN_ENDED, ReplicaState, RunState
 
 @require_safe
 @never_cache
+@follows_stream
 def detail(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     """The page; with ``?part=1`` only the fragment that changes."""
     run = run_to_see(request, run_id)

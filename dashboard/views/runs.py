@@ -25,9 +25,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
+from dashboard.live.cursor import follows_stream
 from dashboard.presentation import formats, run_cells
 from dashboard.views.view_menu import list_view_menu
-from runs import live_stream, permissions
+from runs import permissions
 from runs.backends import health, storage_health
 from runs.json_values import texts
 from runs.models import Run
@@ -74,8 +75,8 @@ STRIP = (
 
 @require_safe
 @never_cache
+@follows_stream
 def runs(request: HttpRequest) -> HttpResponse:
-    cursor = live_stream.latest_id()  # before the query, so that no update is missed
     now = timezone.now()
     address = ListAddress.of(request.GET)
     terms: tuple[Term, ...] = ()
@@ -100,7 +101,6 @@ def runs(request: HttpRequest) -> HttpResponse:
         "more_differing": more_differing,
         "older": older,
         "first_page": not listing.is_place(address.order, after),
-        "cursor": cursor,
         "now": now,
         "stale": sum(row["stale"] for row in rows),
         "stale_after_s": health.STALE_RUN_S,

@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from dashboard.live.cursor import follows_stream
 from dashboard.presentation.day_chart import day_chart
 from dashboard.views.access import reader
 from dashboard.views.fleet import job_filter
@@ -40,6 +41,7 @@ TABLES = (
 
 @require_safe
 @never_cache
+@follows_stream
 def spend(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     now = timezone.now()

@@ -16,6 +16,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.access import or_404
+from dashboard.live.cursor import follows_stream
 from dashboard.presentation.changes import value_text
 from dashboard.presentation.scatter import scatter
 from dashboard.views.access import reader, signed_in
@@ -45,6 +46,7 @@ def sweeps(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @never_cache
+@follows_stream
 def sweep(request: HttpRequest, sweep_id: UUID) -> HttpResponse:
     """The page; with ``?part=1`` only the fragment that changes."""
     found = _sweep(request, sweep_id)

@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-CPFI6I7K.js";import"./chunk-PG7ALPMX.js";import"./chunk-JJIT4FE7.js";
+import"./chunk-YUEW5YX7.js";import"./chunk-CY35T5LW.js";import"./chunk-ERNAW3Q2.js";

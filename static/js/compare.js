@@ -205,7 +205,6 @@ function follow(stream, load) {
     dot: $("[data-conn]"),
     stream,
     topic: "list",
-    after: () => "",
     onDelta: tables.soon,
     poll: tables.now,
   }).start();

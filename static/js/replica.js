@@ -19,7 +19,9 @@ function replicaPage() {
   function banners(place) {
     const { silent, state, seen } = $("[data-silent]", place).dataset;
     showSilent(silent === "no" ? null : silent);
-    known.run = { ...known.run, state, last_seen_at: seen };
+    // The answer can be older than the newest delta.
+    if (!(Date.parse(known.run?.last_seen_at) > Date.parse(seen)))
+      known.run = { ...known.run, state, last_seen_at: seen };
   }
   banners(page);
 
@@ -34,7 +36,6 @@ function replicaPage() {
     dot: $("[data-conn]"),
     stream: page.dataset.stream,
     topic: page.dataset.run,
-    after: () => "",
     onDelta: (delta) => {
       showSilent(null); // a worker published it
       if (delta.run) known.run = delta.run;

@@ -263,7 +263,6 @@ function runsPage() {
       dot: $("[data-conn]"),
       stream: list.dataset.stream,
       topic: "list",
-      after: () => list.dataset.after,
       onDelta: (delta) => delta.run && show(delta.run),
       poll: async () => {
         const answer = await getJSON(address());

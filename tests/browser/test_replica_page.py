@@ -6,9 +6,10 @@ import re
 import time
 
 import pytest
-from playwright.sync_api import expect
+from django.utils import timezone
+from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window
+from tests.browser.conftest import BLANK, NO_SHARED_WORKER, Site, Window, eventually
 
 pytestmark = pytest.mark.browser
 
@@ -123,6 +124,45 @@ def test_banner_without_recent_data(window: Window, site: Site) -> None:
     window.shoot(page, "replica-stale", full=False)
     now = site.python(OLD.format(run=run, old=False))
     site.publish(run, run={"state": "running", "last_seen_at": now})
+    expect(stale).to_be_hidden()
+
+
+def test_a_delta_between_the_page_and_its_stream_is_not_lost(window: Window, site: Site) -> None:
+    run = make(site)
+    site.python(OLD.format(run=run, old=True))
+    page = window.open(BLANK, alone=True)
+    page.add_init_script(NO_SHARED_WORKER)
+    now = timezone.now().isoformat()
+
+    def connect(route: Route) -> None:
+        site.publish(run, run={"state": "running", "last_seen_at": now})
+        route.continue_()
+
+    page.route("**/stream?*", connect)
+    page.goto(f"/runs/{run}/replicas/2/")
+    expect(page.locator("[data-banner=stale]")).to_be_hidden()
+
+
+def test_an_answer_that_is_older_than_a_delta_does_not_replace_it(
+    window: Window, site: Site
+) -> None:
+    run = make(site)
+    site.python(OLD.format(run=run, old=True))
+    page = window.open(f"/runs/{run}/replicas/2/")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    held: list[Route] = []
+    page.route("**/replicas/2/?part=1", lambda route: held.append(route))
+    site.publish(run, run={"state": "running"}, replicas=[{"number": 2, "state": "failed"}])
+    (request,) = eventually(page, lambda: held, bool)
+    old = request.fetch()
+    now = timezone.now().isoformat()
+    site.publish(run, run={"state": "running", "last_seen_at": now})
+    stale = page.locator("[data-banner=stale]")
+    expect(stale).to_be_hidden()
+    request.fulfill(response=old)
+    site.publish(run, replicas=[{"number": 2, "state": "lost"}])
+    _, request = eventually(page, lambda: held, lambda held: len(held) == 2)
+    request.continue_()  # sent after the old answer was shown
     expect(stale).to_be_hidden()
 
 

@@ -57,6 +57,8 @@ export const getLater = (address) => first.then(() => getJSON(address));
 /** An HTML fragment rendered and escaped by the server. */
 export const getHTML = async (address) => (await ask(address, "text/html")).text();
 
+const cursor = () => document.body.dataset.cursor ?? "";
+
 // The number changes with the messages of lib/stream.js: older tabs keep their worker.
 const WORKER = "archipelago-live-1";
 
@@ -82,10 +84,11 @@ export class Live {
   #updatedAt = performance.timeOrigin; // when the server last answered; at first with this page
   #resync = 0;
 
-  /** `topic`: a run's id or "list", followed at `stream` from `after()` on. `onDelta(delta, id)`;
+  /** `topic`: a run's id or "list", followed at `stream` from `after()` on, or from the position at
+   *  which the server began with the page. `onDelta(delta, id)`;
    *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown.
    *  `onOpen()`: the stream is connected, for a page that does not know its position in it. */
-  constructor({ stream, topic, after, onDelta, onOpen, poll, dot, run }) {
+  constructor({ stream, topic, after = cursor, onDelta, onOpen, poll, dot, run }) {
     Object.assign(this, { stream, topic, after, onDelta, onOpen, poll, dot, run });
     this.state = "";
     setInterval(() => this.#tick(), 1000);

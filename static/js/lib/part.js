@@ -84,7 +84,6 @@ export function followList(stream, part) {
     dot: $("[data-conn]"),
     stream,
     topic: "list",
-    after: () => "",
     onDelta: part.soon,
     poll: part.now,
   }).start();

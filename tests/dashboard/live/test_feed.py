@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -115,6 +116,33 @@ def test_a_reconnect_replays_missed_messages_once_and_in_order(redis_url: str) -
         publish(A, run={"n": 4})
         assert deltas(await reader.until("event: delta")) == [{"run": {"n": 4}}]
         await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("resync", [False, True])
+def test_a_viewer_without_a_position_gets_one_at_once(redis_url: str, resync: bool) -> None:
+    """A browser connects again when a tab opens or closes; it would miss messages in between."""
+    publish(B, run={"n": 0})
+    newest = live_stream.latest_id()
+
+    async def work() -> None:
+        reader = Reader(a="")
+        frames = await reader.until('"ok":true')
+        if resync:
+            frames.clear()
+            feed.feed()._broadcast(replay.RESYNC)
+        publish(A, run={"n": 1})
+        frames += await reader.until("event: delta")
+        beats = [frame for frame in frames if "event: beat" in frame]
+        assert f"id: {newest}\n" in beats[0] or resync
+        position = re.findall(r"id: (\S+)", beats[0])[0]
+        await reader.close()
+        publish(A, run={"n": 2})
+        again = Reader(a=position)
+        assert {"run": {"n": 2}} in deltas(await again.until('"n":2'))
+        await again.close()
 
     watch(work)
 
