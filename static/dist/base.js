@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-YUEW5YX7.js";import"./chunk-CY35T5LW.js";import"./chunk-ERNAW3Q2.js";
+import"./chunk-M7YQSTIM.js";import"./chunk-REKGVLNN.js";import"./chunk-3OEOMSDC.js";

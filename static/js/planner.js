@@ -4,8 +4,9 @@
 import "./base.js";
 import * as format from "./lib/format.js";
 import { $, $$, h, onTheme, setText } from "./lib/dom.js";
-import { asker, showErrors } from "./lib/forms.js";
+import { showErrors } from "./lib/forms.js";
 import { getJSON } from "./lib/live.js";
+import { asker } from "./lib/requests.js";
 import { planChart } from "./planner/chart.js";
 
 const SHOW = {

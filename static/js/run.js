@@ -4,6 +4,7 @@ import "./base.js";
 import { showSilent } from "./lib/banners.js";
 import { $, $$, oncePerFrame, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
+import { inOrder } from "./lib/requests.js";
 import { RUN_ENDED } from "./lib/states.js";
 import { board } from "./run/board.js";
 import { checklist } from "./run/checklist.js";
@@ -195,8 +196,10 @@ function runPage() {
     if (store.run) redraw(new Set(["pools", "replicas"])); // the first snapshot draws all
   });
 
+  const newest = inOrder(() => getJSON(page.dataset.snapshot));
   async function refresh() {
-    const snapshot = await getJSON(page.dataset.snapshot);
+    const snapshot = await newest();
+    if (!snapshot) return;
     showSilent(snapshot.silent_since);
     store.load(snapshot);
   }
@@ -217,13 +220,7 @@ function runPage() {
     const since = store.run.ended_at ? Date.now() - Date.parse(store.run.ended_at) : 0;
     if (since > LINGER_MS) live.end();
     else
-      ending = setTimeout(
-        () =>
-          refresh()
-            .catch(() => {})
-            .finally(() => live.end()),
-        LINGER_MS - since,
-      );
+      ending = setTimeout(() => live.load().then(() => live.end()), LINGER_MS - since);
   });
 
   async function begin() {

@@ -9,6 +9,7 @@ import { keys } from "./lib/keys.js";
 import { getHTML, getJSON, Live } from "./lib/live.js";
 import { followList, refreshed } from "./lib/part.js";
 import { replicaSwatch, runNumbers } from "./lib/palette.js";
+import { inOrder } from "./lib/requests.js";
 import { look } from "./lib/states.js";
 
 const COMPARED = 20; // limit of the comparison page
@@ -71,11 +72,13 @@ function runsPage() {
 
   // Counts of the tabs and the totals, which the server computes from all matching runs.
   const overview = $("[data-totals]");
+  const totalsNow = inOrder(() => getJSON(overview.dataset.totals));
   async function count() {
-    const totals = await getJSON(overview.dataset.totals).catch(() => ({}));
+    const totals = (await totalsNow().catch(() => {})) ?? {};
     for (const [name, text] of Object.entries(totals))
       setText($(`[data-total="${name}"]`, overview), text);
     if (totals.runs) delete $(".totals", overview).dataset.empty;
+    if (bulk) select(); // it shows the number of runs that match
   }
   let counting = 0;
   function countLater() {
@@ -94,11 +97,12 @@ function runsPage() {
     query.set("since", list.dataset.since);
     return `${list.dataset.poll}?${query}`;
   };
+  const newest = inOrder(() => getJSON(address()));
   let asking = 0;
   function countNew() {
     asking ||= setTimeout(async () => {
       asking = 0;
-      announce((await getJSON(address()).catch(() => ({}))).new);
+      announce((await newest().catch(() => {}))?.new);
     }, 300);
   }
 
@@ -265,7 +269,8 @@ function runsPage() {
       topic: "list",
       onDelta: (delta) => delta.run && show(delta.run),
       poll: async () => {
-        const answer = await getJSON(address());
+        const answer = await newest();
+        if (!answer) return;
         answer.runs.forEach(show);
         announce(answer.new);
         showSilent(answer.silent_since);

@@ -4,7 +4,8 @@
 import "./base.js";
 import * as format from "./lib/format.js";
 import { $, $$, h, icon, setText } from "./lib/dom.js";
-import { asker, sendOnce, showErrors } from "./lib/forms.js";
+import { sendOnce, showErrors } from "./lib/forms.js";
+import { asker } from "./lib/requests.js";
 import { poolRows } from "./submit/pools.js";
 import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
 import { settingSearch } from "./submit/search.js";

@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote_plus
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Site, Window, eventually
 
@@ -70,10 +70,18 @@ def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(
     expect(number).to_have_text(str(before + 1))
     expect(page.locator("[data-alerts]")).to_contain_text("replica 1 reported NaN")
     expect(page.locator("[data-alerts] .alert-title:focus")).to_have_count(1)
+    held: list[Route] = []
+    page.route("**/alerts/summary.json", lambda route: held.append(route))
+    site.python(ALERTS + "announce_alerts()")
+    eventually(page, lambda: len(held), lambda requests: requests == 1)
+    unread = held[0].fetch()
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     expect(panel).to_contain_text("replica 1 reported NaN")
     window.shoot(page, "bell", full=False)
+    expect(number).to_be_hidden()
+    with page.expect_response(re.compile("part=panel")):
+        held[0].fulfill(response=unread)  # it was counted before the alerts were marked as read
     expect(number).to_be_hidden()
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()

@@ -26,6 +26,7 @@ export function bell() {
   link.setAttribute("aria-haspopup", "dialog");
   link.setAttribute("aria-expanded", "false");
   const isOpen = () => panel.matches(":popover-open");
+  let marks = 0; // changes when alerts are marked as read: counts asked for before are old then
 
   function show(unread) {
     number.textContent = unread > 99 ? "99+" : String(unread);
@@ -43,11 +44,13 @@ export function bell() {
   async function markRead() {
     const until = $("[data-newest]", body)?.dataset.newest;
     if (!until || number.hidden) return;
+    marks++;
     const response = await fetch(link.dataset.read, {
       method: "POST",
       headers: { Accept: "application/json", "X-CSRFToken": $(TOKEN)?.value ?? "" },
       body: new URLSearchParams({ until }),
     });
+    marks++;
     if (response.ok) show((await response.json()).unread);
   }
 
@@ -82,8 +85,9 @@ export function bell() {
   const list = $("[data-alerts]");
   const alerts = list && refreshed(list, 0);
   async function refresh() {
+    const asked = marks;
     const { unread } = await getJSON(link.dataset.bell);
-    show(unread);
+    if (marks === asked) show(unread);
     if (isOpen()) await load();
     alerts?.soon();
     await banners();

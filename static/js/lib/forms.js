@@ -1,5 +1,4 @@
-// Shared by forms that validate on the server: errors at fields, latest request only, one launch
-// per click.
+// Shared by forms that validate on the server: errors at fields, one launch per click.
 
 import { $$, h, icon } from "./dom.js";
 
@@ -34,25 +33,6 @@ export function showErrors(form, errors) {
       input.setAttribute("aria-describedby", described.join(" "));
     }
   }
-}
-
-/** Return a debounced request function: it sends `question()` after a delay in ms, and only the
- *  newest request calls `answered` or `failed`. */
-export function asker(question, answered, failed) {
-  let newest = 0;
-  let timer = 0;
-  async function ask() {
-    const number = ++newest;
-    const [report, answer] = await question().then(
-      (response) => [answered, response],
-      () => [failed],
-    );
-    if (number === newest) report(answer);
-  }
-  return (delay_ms) => {
-    clearTimeout(timer);
-    timer = setTimeout(ask, delay_ms);
-  };
 }
 
 /** Submit a form once; a page restored from the back/forward cache can submit again. */

@@ -83,6 +83,7 @@ export class Live {
   #failing = false; // whether the newest poll failed
   #updatedAt = performance.timeOrigin; // when the server last answered; at first with this page
   #resync = 0;
+  #loads = new Set(); // of each poll under way: the deltas that came since it began
 
   /** `topic`: a run's id or "list", followed at `stream` from `after()` on, or from the position at
    *  which the server began with the page. `onDelta(delta, id)`;
@@ -110,16 +111,22 @@ export class Live {
     this.#join();
   }
 
-  /** Poll once; returns whether it succeeded. */
+  /** Poll once; returns whether it succeeded. The answer can be older than deltas that came
+   *  meanwhile, so those are applied again. */
   async load() {
+    const deltas = [];
+    this.#loads.add(deltas);
     try {
       await this.poll();
+      for (const [delta, id] of deltas)
+        if (newer(id, this.after())) this.onDelta(delta, id);
       this.#failing = false;
       this.#updatedAt = Date.now();
     } catch (error) {
       this.#failing = true; // the connection indicator shows it; retried later
       if (error instanceof SignedOut) this.#end("signedout");
     }
+    this.#loads.delete(deltas);
     this.#draw();
     return !this.#failing;
   }
@@ -171,8 +178,10 @@ export class Live {
     const known = !newer(message.id, this.#last);
     if (!known) this.#last = message.id;
     if (known) return;
-    if (message.kind === "delta") this.onDelta(message.delta, message.id);
-    else if (message.kind === "resync") this.#pollSoon();
+    if (message.kind === "delta") {
+      for (const deltas of this.#loads) deltas.push([message.delta, message.id]);
+      this.onDelta(message.delta, message.id);
+    } else if (message.kind === "resync") this.#pollSoon();
     this.#draw();
   }
 
