@@ -47,7 +47,13 @@ class ContextPool:
         return context
 
     def put_back(self, context: BrowserContext, *, again: bool = True) -> None:
-        """Close the pages of ``context`` and, if another test can use it ``again``, empty it."""
+        """Close the pages of ``context`` and, if another test can use it ``again``, empty it.
+
+        A request that a page sends at its end can reach a route handler, which fails when the page
+        is gone. Playwright would raise that error in the next test.
+        """
+        for page in context.pages:
+            page.unroute_all(behavior="ignoreErrors")
         if not again or context not in self._reusable:
             context.close()
             return

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
+from tests.browser.conftest import PATIENCE_MS
 
 pytestmark = pytest.mark.browser
 
@@ -22,6 +23,7 @@ body { background: white; color: black } .pale { color: #bbb } .box { background
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(color_scheme="light") as context:
+        context.set_default_timeout(PATIENCE_MS)
         yield context.new_page()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import BLANK, Site, Window
+from tests.browser.conftest import BLANK, Site, Window, eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.weight(5)]
 
@@ -105,6 +105,7 @@ def test_nothing_moves_when_the_monospaced_font_is_late(window: Window, site: Si
     page.route("**/geist-mono.woff2", lambda route: held.append(route))
     page.goto(f"/runs/{run}/?tab=settings", wait_until="commit")
     expect(page.locator(LIVE)).to_be_visible()
+    eventually(page, lambda: len(held), bool)
 
     def tops() -> list[float]:
         page.evaluate("document.fonts.load('14px Inter')")
@@ -113,7 +114,7 @@ def test_nothing_moves_when_the_monospaced_font_is_late(window: Window, site: Si
         return found
 
     before = tops()
-    assert held and len(before) > 20
+    assert len(before) > 20
     for route in held:
         route.continue_()
     page.evaluate("document.fonts.load(\"14px 'Geist Mono'\")")

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, Page, Route
 
 from dashboard.views.styleguide import NOW, styleguide
 from tests.browser.accessibility import describe, violations
-from tests.browser.conftest import ARTIFACTS
+from tests.browser.conftest import ARTIFACTS, PATIENCE_MS
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +58,7 @@ def guide(browser: Browser) -> Iterator[Page]:
         color_scheme="light",
         timezone_id="UTC",
     ) as context:
+        context.set_default_timeout(PATIENCE_MS)
         context.route("**/*", answer)
         page = context.new_page()
         page.clock.set_fixed_time(NOW)
