@@ -269,6 +269,11 @@ class KubernetesCluster:
         for pod in self.pods(job):
             self.processes.kill(pod["metadata"]["uid"], "oom", grace_s=0)
 
+    def expire(self, job: str) -> None:
+        """End a Job's pods as at their deadline, which is later."""
+        for pod in self.pods(job):
+            self.processes.kill(pod["metadata"]["uid"], "deadline")
+
     def lose(self, job: str) -> None:
         """Delete a Job, and its pods without a grace period."""
         with self.objects.changed:

@@ -54,7 +54,9 @@ def test_the_log_of_a_job_past_its_deadline_is_kept(
     harness: KubernetesHarness, tmp_path: Path
 ) -> None:
     executor = harness.executor()
-    handle = launch(executor, "lines", tmp_path / "never", timeout_s=4)
+    handle = launch(executor, "lines", tmp_path / "never", timeout_s=3600)
+    wait_for(lambda: text_of(executor, handle) == ["first"], "the first line")
+    harness.cluster.expire(handle.launch_key)
     status = end_of(executor, handle)
     assert (status.cause, status.exit_code) == (Cause.DEADLINE, 128 + signal.SIGTERM)
     assert "Pod was active on the node longer" in status.message

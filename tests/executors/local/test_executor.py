@@ -42,7 +42,7 @@ def executor(tmp_path: Path) -> Iterator[LocalProcessExecutor]:
     yield made
     left = made.live()
     made.cancel(left)
-    for status in made.collect(left, 5):
+    for status in made.collect(left, LIMIT_S):
         assert status.state is JobState.ENDED
 
 

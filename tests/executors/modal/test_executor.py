@@ -286,9 +286,9 @@ def test_a_lost_response_creates_no_second_sandbox(
 def test_a_sandbox_is_ended_although_it_cannot_be_marked(
     harness: ModalHarness, tmp_path: Path, request_name: str, fault: Fault
 ) -> None:
-    executor = harness.executor(api_timeout_s=2.0)
+    executor = harness.executor()
     handle = launch(executor, "wait", tmp_path / "up")
     number_in(tmp_path / "up")
     harness.server.faults.rule = lambda name: fault if name.startswith(request_name) else ""
-    executor.cancel([handle])
+    harness.executor(api_timeout_s=2.0).cancel([handle])
     assert end_of(executor, handle).cause in (Cause.CANCELLED, Cause.PREEMPTED)
