@@ -43,7 +43,7 @@ def until_read(stack: LiveStack, run: str) -> dict[str, Any]:
 
 
 def test_a_worker_killed_during_the_launch_launches_nothing_twice(live_stack: LiveStack) -> None:
-    run = create(live_stack, "worker killed")
+    run = create(live_stack, "worker killed", min_quorum=2)
     # The first job's folder exists, so the launch is in progress. Kill every worker process.
     wait_until(lambda: bool(jobs(live_stack, run)), "a first launch")
     for process in workers(live_stack):
@@ -58,7 +58,8 @@ def test_a_worker_killed_during_the_launch_launches_nothing_twice(live_stack: Li
 
 
 def test_a_replica_killed_in_a_round_is_replaced_and_the_run_ends(live_stack: LiveStack) -> None:
-    run = create(live_stack, "replica killed", total_rounds=40, num_replicas=2)
+    # With this quorum the other replica does not end the run before the replacement is there.
+    run = create(live_stack, "replica killed", total_rounds=40, num_replicas=2, min_quorum=2)
     wait_for(live_stack, run, lambda seen: seen["rounds"] >= 2)
     beats = sorted((live_stack.var / "rendezvous" / run / "members" / "00001").glob("*/beat.json"))
     os.kill(json.loads(beats[-1].read_text())["pid"], signal.SIGKILL)

@@ -71,7 +71,7 @@ import hashlib
 draft = RunDraft(
     name="own code",
     settings=GroupSettings(
-        num_replicas=2, sync_every=5, total_rounds=3, warmup_steps=0, batch_size=8,
+        num_replicas=2, min_quorum=2, sync_every=5, total_rounds=3, warmup_steps=0, batch_size=8,
         heartbeat_timeout_s=6.0, start_wait_s=300.0,
     ),
     workload=CustomWorkload(
@@ -172,7 +172,7 @@ class Client:
             return all(attempt["ended_at"] for attempt in result)
 
         wait_until(check, f"the machines of {run}", every_s=POLL_S)
-        assert not processes(run)
+        wait_until(lambda: not processes(run), f"the processes of {run}", every_s=POLL_S)
         return result
 
 
