@@ -165,6 +165,7 @@ def test_a_service_that_keeps_exiting_stops_the_server(
     )
     child.start()
     running.children.append(child)
+    monkeypatch.setattr(supervisor, "WITHIN_S", 3600.0)
     with pytest.raises(SupervisorError, match=r"worker keeps exiting \(exit code 1\)[^$]*luck"):
         for _ in range(20):
             child.wait(600)

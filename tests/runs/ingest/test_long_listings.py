@@ -125,8 +125,8 @@ def test_a_hanging_listing_is_not_a_failure_of_a_store_that_answers(
 ) -> None:
     never = threading.Event()
     monkeypatch.setattr(LocalStore, "list", lambda *_, **__: never.wait() or [])
-    store = BoundedStore(LocalStore(tmp_path), patience_s=0.05)
-    with pytest.raises(ListingTooLong, match=r"members/: expected a listing within 0\.05 s"):
+    store = BoundedStore(LocalStore(tmp_path), patience_s=1.0)
+    with pytest.raises(ListingTooLong, match="members/: expected a listing within 1 s"):
         store.list("members/")
     monkeypatch.setattr(LocalStore, "get_range", lambda *_, **__: never.wait() or b"")
     with pytest.raises(StoreUnavailable, match="members/: no answer within"):
