@@ -66,7 +66,7 @@ def terminated_in_training(uri: Path, text: Path) -> tuple[int, Heartbeat]:
     """Return exit code and last heartbeat of a process that gets SIGTERM in a round."""
     store, process = LocalStore(uri), start(uri, text)
     try:
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 600
         while (beat := newest_beat(store)) is None or beat.pid != process.pid or beat.step == 0:
             assert process.is_alive() and time.monotonic() < give_up
             time.sleep(0.05)

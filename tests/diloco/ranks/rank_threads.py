@@ -142,4 +142,4 @@ class Ranks:
     def end(self) -> None:
         self.storage.end()
         for worker in self._workers:
-            worker.join(60)
+            worker.join(600)

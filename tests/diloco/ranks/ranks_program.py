@@ -372,7 +372,7 @@ def main() -> None:
                 init_method=f"file://{root / name}.meet",
                 rank=place,
                 world_size=2,
-                timeout=timedelta(seconds=60),
+                timeout=timedelta(minutes=10),
             )
         try:
             play(scenario)

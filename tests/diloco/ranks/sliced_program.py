@@ -220,7 +220,7 @@ def main() -> None:
                 init_method=f"file://{root / name}.meet",
                 rank=rank,
                 world_size=ranks,
-                timeout=timedelta(seconds=120),
+                timeout=timedelta(minutes=10),
             )
         try:
             observed = run(root, name, ranks, rank)

@@ -124,7 +124,7 @@ class Replica:
     def end(self) -> None:
         self.team.end()
         for worker in self.workers:
-            worker.join(60)
+            worker.join(600)
 
 
 def contribution(

@@ -106,7 +106,7 @@ class Runs(RuleBasedStateMachine):
     def see_it_through(self) -> None:
         group = self.group
         witnesses = [group.start(number) for number in (8, 9)]
-        group.wait(*witnesses, *self.running.values(), seconds=40.0)
+        group.wait(*witnesses, *self.running.values())
         commits = group.assert_log()
         assert commits[-1].committed_total == ROUNDS
         group.assert_agreed(*witnesses)
