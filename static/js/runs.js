@@ -78,7 +78,12 @@ function runsPage() {
     for (const [name, text] of Object.entries(totals))
       setText($(`[data-total="${name}"]`, overview), text);
     if (totals.runs) delete $(".totals", overview).dataset.empty;
-    if (bulk) select(); // it shows the number of runs that match
+    showMatching();
+  }
+  /** How many runs match, in the offer to select all of them. */
+  function showMatching() {
+    const place = bulk && $("[data-bulk-total]", bulk);
+    if (place) setText(place, $("[data-total=runs]", overview)?.textContent || "runs");
   }
   let counting = 0;
   function countLater() {
@@ -146,8 +151,7 @@ function runsPage() {
     if (whole) {
       whole.hidden = !all.checked;
       if (whole.hidden) every.checked = false;
-      const total = $("[data-total=runs]", overview)?.textContent;
-      setText($("[data-bulk-total]", whole), total || "runs");
+      showMatching();
     }
     const isEvery = Boolean(every?.checked);
     bulk.hidden = picked.size === 0;

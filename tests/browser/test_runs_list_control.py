@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import BLANK, QUICK_TIMERS, Site, Window, eventually, overflow
 
@@ -157,7 +157,10 @@ def test_all_runs_that_match_are_stopped_after_a_confirmation(
         "from runs.queries.listing import Order, page\n"
         "print(page(Run.objects.filter(archived_at=None), Order(), limit=3)[1])"
     ).strip()
-    page = window.open(f"/?before={quote(before)}")
+    page = window.open(BLANK)
+    totals: list[Route] = []
+    page.route("**/runs/totals?*", lambda route: totals.append(route))
+    page.goto(f"/?before={quote(before)}")
     bulk = page.locator("[data-bulk]")
     offer = bulk.get_by_role("checkbox", name="All 5 runs that match")
     first = page.locator("[data-pick]").first
@@ -165,6 +168,8 @@ def test_all_runs_that_match_are_stopped_after_a_confirmation(
     expect(bulk).to_contain_text("1 selected")
     expect(offer).to_be_hidden()
     page.get_by_label("Select all on this page").check()
+    for request in eventually(page, lambda: totals, bool):
+        request.continue_()  # the offer gets their number when the totals come
     offer.check()
     expect(bulk).to_contain_text("All that match selected")
     expect(bulk.get_by_role("button", name="Compare")).to_be_disabled()

@@ -23,7 +23,9 @@ from diloco.store.metered import MeteredStore
 from tests.diloco.clocks import FastClock
 
 
-def make(uri: str | Path, rank: int, size: int, timeout_s: float = 30_000.0) -> ObjectStoreAllReduce:
+def make(
+    uri: str | Path, rank: int, size: int, timeout_s: float = 30_000.0
+) -> ObjectStoreAllReduce:
     return ObjectStoreAllReduce(str(uri), rank, size, timeout_s=timeout_s, clock=FastClock())
 
 
