@@ -29,6 +29,7 @@ from diloco.inspection.reader import Reader
 from diloco.inspection.reading import NotARun, read_document
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
+from diloco.protocol.packed_telemetry import next_segment
 from diloco.protocol.records import Identity
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import Store, StoreDenied, StoreError, exists
@@ -96,6 +97,7 @@ class BucketMirror:
     tracker: Tracker
     state: MirrorState
     path: Path
+    _listed: set[str] = field(default_factory=set)
 
     def deliver(self) -> int:
         """Deliver everything that is new. Returns the number of rows."""
@@ -135,6 +137,9 @@ class BucketMirror:
         for name in self._processes():
             cursor = self.state.cursors.get(name, 1)
             segments = self._read(reader, name, cursor)
+            if not segments and (following := self._after_deleted(name, cursor)):
+                cursor = following
+                segments = self._read(reader, name, cursor)
             if not segments:
                 continue
             positions = dict(self.state.positions)
@@ -149,6 +154,15 @@ class BucketMirror:
             self.state.write(self.path)
             return True
         return False
+
+    def _after_deleted(self, name: str, cursor: int) -> int:
+        """Return the number of the next segment, if those from ``cursor`` on were deleted while no
+        mirror was running: looked up once for each process. 0 without one."""
+        if name in self._listed:
+            return 0
+        self._listed.add(name)
+        replica, _, incarnation = name.partition("/")
+        return next_segment(self.store, int(replica), incarnation, cursor)
 
     def _processes(self) -> list[str]:
         """``<replica>/<incarnation>`` of all processes that had a lease, oldest first."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from diloco.inspection.picture import ObservedLease, Reported
 from diloco.inspection.reader import Reader, find_last
 from diloco.protocol import keys
+from diloco.protocol.packed_telemetry import next_segment
 from diloco.protocol.records import Identity
 from diloco.protocol.telemetry import Evaluation
 
@@ -79,4 +80,8 @@ def _newest(reader: Reader, identity: Identity) -> int:
         single = keys.telemetry(replica, incarnation, n)
         return reader.exists(single) or n in reader.pack(identity, n)
 
-    return find_last(exists, hint=1)
+    if newest := find_last(exists, hint=1):
+        return newest
+    # The first segments of a long run are deleted.
+    first = next_segment(reader.store, replica, incarnation, 1)
+    return find_last(exists, hint=first + 1) if first else 0

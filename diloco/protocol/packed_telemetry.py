@@ -16,6 +16,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from diloco.protocol import keys
 from diloco.protocol.reading import READS
@@ -30,6 +31,8 @@ BLOCK = 64
 PACK_LIMIT = 16 * MEBIBYTE
 """Bytes of a pack; larger blocks are not packed."""
 LENGTH_BYTES = 4
+LISTED_PAGES = 100
+"""Pages of a listing that :func:`next_segment` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,13 @@ class PackHeader(Record):
 def first_of_block(n: int) -> int:
     """Return the number of the first segment in the block of segment ``n``."""
     return (n - 1) // BLOCK * BLOCK + 1
+
+
+def keys_of_block(replica: int, incarnation: str, first: int) -> list[str]:
+    """Return the keys of all objects that a block can have: its pack and its segments."""
+    numbers = range(first, first + BLOCK)
+    single = [keys.telemetry(replica, incarnation, n) for n in numbers]
+    return [pack_key(replica, incarnation, first), *single]
 
 
 def pack_key(replica: int, incarnation: str, n: int) -> str:
@@ -127,6 +137,16 @@ def read_segment(store: Store, replica: int, incarnation: str, n: int, *, limit:
         if n not in segments:
             raise
         return segments[n]
+
+
+def next_segment(store: Store, replica: int, incarnation: str, n: int) -> int:
+    """Return the smallest number from ``n`` on that a listing has, alone or as the first of a pack;
+    0 without one. Old segments are deleted, so the numbers of a process can begin later than at 1.
+    """
+    pages = islice(store.list_pages(keys.telemetry_dir(replica, incarnation)), LISTED_PAGES)
+    names = (info.key for info in chain.from_iterable(pages))
+    parsed = (keys.parse_telemetry(name) or keys.parse_telemetry_pack(name) for name in names)
+    return min((name[2] for name in parsed if name and name[2] >= n), default=0)
 
 
 def every_segment(store: Store) -> Iterator[bytes]:

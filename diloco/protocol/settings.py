@@ -506,6 +506,16 @@ class GroupSettings:
         "saving",
         choices=("on", "off"),
     )
+    telemetry_packs: int = int_setting(
+        1000,
+        "Telemetry kept",
+        "Newest packs of telemetry that the bucket keeps of each replica; older ones are deleted. "
+        "A pack has 64 segments, which take 21 minutes to write. 0: all are kept.",
+        "saving",
+        minimum=0,
+        unit="packs",
+        zero="all",
+    )
 
     def __post_init__(self) -> None:
         for spec in setting_fields():

@@ -71,7 +71,13 @@ class TelemetryWriter:
     """Maximum log lines of a segment. The oldest are dropped, and one line reports how many."""
 
     def __init__(
-        self, store: Store, identity: Identity, *, clock: Clock, interval_s: float
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        clock: Clock,
+        interval_s: float,
+        packs_kept: int = 0,
     ) -> None:
         self._store = store
         self._identity = identity
@@ -91,7 +97,9 @@ class TelemetryWriter:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._handler = _LogHandler(self)
-        self._compaction = Compaction(store, identity, is_over=self._ended.is_set)
+        self._compaction = Compaction(
+            store, identity, is_over=self._ended.is_set, packs_kept=packs_kept
+        )
 
     def start(self) -> None:
         """Start the thread, and record the log lines of the ``diloco`` loggers."""

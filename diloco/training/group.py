@@ -118,7 +118,11 @@ class Group:
         )
         self._lease.on_message = options.on_status
         self._telemetry = TelemetryWriter(
-            background, self.identity, clock=clock, interval_s=options.telemetry_interval_s
+            background,
+            self.identity,
+            clock=clock,
+            interval_s=options.telemetry_interval_s,
+            packs_kept=settings.telemetry_packs,
         )
         self._context = ReplicaContext(
             store=self._store,

@@ -37,6 +37,8 @@ from runs.ingest.segment_store import (
     store_groups,
     transactions_of,
 )
+from runs.ingest.telemetry_gaps import find_gap
+from runs.ingest.validation import refuse
 from runs.metrics.changes import Changes
 from runs.models import Replica, Run, TelemetryCursor
 
@@ -50,6 +52,9 @@ BYTES_PER_TICK = 2 * SEGMENT_LIMIT
 READERS = 8
 PACKED_AFTER = timedelta(seconds=30)
 """A cursor that has not moved for this long looks for a pack of the next segment."""
+DELETED_AFTER = timedelta(minutes=30)
+"""A cursor that has not moved for this long looks for later segments: those after it can have been
+deleted before they were read."""
 STALE_AFTER = timedelta(seconds=60)
 """A superseded incarnation that wrote nothing for this long is no longer read."""
 
@@ -81,10 +86,12 @@ def ingest_telemetry(
     changes: Changes,
     budget: Budget | None = None,
     quarantine: Quarantine | None = None,
+    skips_gaps: bool = True,
 ) -> bool:
     """Read new segments of every known incarnation; False if some are left for the next pass.
 
-    ``ended`` are the numbers of replicas without a job that can still write.
+    ``ended`` are the numbers of replicas without a job that can still write. With ``skips_gaps``
+    cursors move past segments that were deleted (:mod:`runs.ingest.telemetry_gaps`).
     """
     telemetry = _TelemetryPass(
         run=run,
@@ -93,6 +100,7 @@ def ingest_telemetry(
         changes=changes,
         budget=budget or Unlimited(),
         quarantine=quarantine or Quarantine(run, now=now),
+        skips_gaps=skips_gaps,
     )
     cursors = _open_cursors(run, {r.number: r for r in replicas}, incarnations, now)
     cursors.sort(key=lambda cursor: (telemetry.failures_of(cursor), cursor.moved_at))
@@ -111,6 +119,7 @@ class _TelemetryPass:
     changes: Changes
     budget: Budget
     quarantine: Quarantine
+    skips_gaps: bool
 
     def __post_init__(self) -> None:
         self.bounds = RunBounds.of(self.run)
@@ -130,8 +139,9 @@ class _TelemetryPass:
             quarantine=self.quarantine,
             can_store=self.budget.can_store,
         )
-        self._end_drained((b for b in batches if b.cursor.pk not in stored), ended)
-        return is_complete and all(batch.drained for batch in batches)
+        unmoved = [b for b in batches if b.drained and not b.segments and b.cursor.pk not in stored]
+        skipped_some = self._end_drained(unmoved, ended)
+        return is_complete and not skipped_some and all(batch.drained for batch in batches)
 
     def read_carefully(self, cursors: Iterable[TelemetryCursor]) -> bool:
         """Process one segment at a time and note each before parsing; False if some are left."""
@@ -265,8 +275,10 @@ class _TelemetryPass:
         else:
             fetched.parsed.append((n, segment))
 
-    def _end_drained(self, batches: Iterable[Batch], ended: frozenset[int]) -> None:
-        """End the cursors without new segments whose process can write none."""
+    def _end_drained(self, batches: Iterable[Batch], ended: frozenset[int]) -> bool:
+        """End the cursors without new segments whose process can write none; return whether any was
+        moved past deleted segments instead."""
+        skipped_some = False
         newest: dict[int, str] = {}
         for cursor in TelemetryCursor.objects.filter(replica__run=self.run).select_related(
             "replica"
@@ -278,10 +290,23 @@ class _TelemetryPass:
             superseded = cursor.incarnation < newest[cursor.replica.number]
             stale = superseded and self.now - cursor.moved_at > STALE_AFTER
             is_over = cursor.replica.number in ended or stale
-            if batch.drained and not batch.segments and is_over:
+            if (is_over or self.now - cursor.moved_at > DELETED_AFTER) and self._skip_gap(cursor):
+                skipped_some = True
+            elif is_over:
                 TelemetryCursor.objects.filter(pk=cursor.pk, next_n=cursor.next_n).update(
                     ended=True
                 )
+        return skipped_some
+
+    def _skip_gap(self, cursor: TelemetryCursor) -> bool:
+        """Move a cursor past segments that were deleted; return whether there are such."""
+        gap = find_gap(self.store, cursor) if self.skips_gaps else None
+        if gap is None or not gap.skip():
+            return False
+        first, last = gap.ends
+        error = BadRecord(f"expected the segments up to {last}, found none: they were deleted")
+        refuse(self.run, first, error, replica=cursor.replica, passed=True)
+        return True
 
 
 def _next_numbers(cursor: TelemetryCursor, most: int | None) -> range:

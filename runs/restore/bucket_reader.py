@@ -19,6 +19,7 @@ from runs.ingest.checkpoints import read_final
 from runs.ingest.leases import Leases
 from runs.ingest.rounds import ingest_rounds
 from runs.ingest.telemetry import ingest_telemetry
+from runs.ingest.telemetry_gaps import find_gap
 from runs.metrics.changes import Changes
 from runs.models import Replica, Run, TelemetryCursor
 from runs.restore.journal_reader import missing
@@ -95,21 +96,10 @@ def _skip_gaps(run: Run, store: Store, names: Mapping[int, str]) -> list[str]:
     gaps = []
     cursors = TelemetryCursor.objects.filter(replica__run=run).select_related("replica")
     for cursor in cursors:
-        number, name = cursor.replica.number, cursor.incarnation
-        if names.get(number) != name:
+        if names.get(cursor.replica.number) != cursor.incarnation:
             continue
-        later: list[int] = []
-        for key in _names(store, keys.telemetry_dir(number, name)):
-            parsed = keys.parse_telemetry(key) or keys.parse_telemetry_pack(key)
-            later += [parsed[2]] if parsed else []
-        following = min((n for n in later if n > cursor.next_n), default=0)
-        if not following or cursor.next_n in later:
-            continue
-        first, last = cursor.next_n, following - 1
-        gaps.append(
-            missing(keys.telemetry(number, name, first), keys.telemetry(number, name, last))
-        )
-        TelemetryCursor.objects.filter(pk=cursor.pk).update(next_n=following, ended=False)
+        if (gap := find_gap(store, cursor)) and gap.skip():
+            gaps.append(missing(*gap.ends))
     return gaps
 
 
@@ -128,6 +118,7 @@ def _read_all(
             ended=ended,
             now=timezone.now(),
             changes=changes,
+            skips_gaps=False,  # each is a remark of the import
         )
         run.refresh_from_db()
         # Points are not published, because no page shows this run yet.

@@ -18,6 +18,7 @@ from diloco.membership.start_barrier import wait_for_start
 from diloco.protocol import keys
 from diloco.protocol.records import Plan
 from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Segment
 from diloco.store.base import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
@@ -359,6 +360,19 @@ def test_the_writers_of_checkpoints_pack_old_rounds(pack_records: str) -> None:
     assert bool(packs) == bool(expected)
     left = {int(key.split("/")[1]) for key in objects if keys.parse_contribution_record(key)}
     assert (1 in left) == (3 in left) == (pack_records == "off")
+
+
+@pytest.mark.parametrize("telemetry_packs", [0, 1])
+def test_a_replica_keeps_the_newest_packs_of_telemetry(telemetry_packs: int) -> None:
+    harness = make_harness(total_rounds=4, telemetry_packs=telemetry_packs)
+    earlier = ("00000-00000000", "00000-00000001")
+    for incarnation in earlier:
+        segment = Segment(replica=0, incarnation=incarnation, n=1, wall_s=0, state="left", round=1)
+        harness.bucket.put(keys.telemetry(0, incarnation, 1), segment.to_bytes())
+    run(harness)
+    packs = [key for key in harness.bucket.objects if keys.parse_telemetry_pack(key)]
+    kept = earlier[1:] if telemetry_packs else earlier
+    assert packs == [keys.telemetry_pack(0, incarnation, 1) for incarnation in kept]
 
 
 def test_a_replica_joins_during_an_outage_of_minutes() -> None:

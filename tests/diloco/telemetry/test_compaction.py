@@ -1,4 +1,5 @@
-"""Old segments become packs; no reader misses one, and a crash at any step loses nothing."""
+"""Old segments become packs; no reader misses one, and a crash at any step loses nothing. The
+oldest packs are deleted."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from diloco.protocol.packed_telemetry import (
     BLOCK,
     LENGTH_BYTES,
     every_segment,
+    keys_of_block,
+    next_segment,
     pack,
     pack_key,
     read_pack,
@@ -91,6 +94,61 @@ def test_a_process_packs_a_block_when_the_next_one_is_full(store: Dying) -> None
     assert packs == ["00000001.pack", f"{BLOCK + 1:08d}.pack"]
     assert len(names(store)) == 2 + BLOCK
     assert numbers_read(store, 4 * BLOCK) == list(range(1, 3 * BLOCK + 1))
+
+
+def test_a_replica_keeps_the_newest_packs_of_all_its_processes(store: Dying) -> None:
+    write_all(store, range(1, BLOCK + 8))
+    new = Identity(replica=1, incarnation=NEW)
+    compaction = Compaction(store, new, is_over=lambda: False, packs_kept=2)
+    kept: list[list[str]] = []
+    for n in range(1, 4 * BLOCK + 1):
+        write(store, n, NEW)
+        compaction.run(n)
+        packs = [info.key for info in store.list("telemetry/") if info.key.endswith(".pack")]
+        if not kept or kept[-1] != packs:
+            kept.append(packs)
+    old = [pack_key(1, OLD, 1), pack_key(1, OLD, BLOCK + 1)]
+    own = [pack_key(1, NEW, first) for first in (1, BLOCK + 1, 2 * BLOCK + 1)]
+    assert kept == [old[:1], old, [old[1], own[0]], own[:2], own[1:]]
+    assert len(names(store)) == 2 + BLOCK
+
+
+def test_a_block_that_cannot_be_packed_is_deleted_as_well(store: Dying) -> None:
+    write_all(store, (1, 3))  # a gap
+    compaction = Compaction(
+        store, Identity(replica=1, incarnation=NEW), is_over=lambda: False, packs_kept=1
+    )
+    for n in range(1, 2 * BLOCK + 1):
+        write(store, n, NEW)
+        compaction.run(n)
+    assert not store.list(keys.telemetry_dir(1, OLD))
+    assert numbers_read(store, 3 * BLOCK, NEW) == list(range(1, 2 * BLOCK + 1))
+
+
+def test_more_old_blocks_than_are_kept_are_not_packed_first(
+    store: Dying, caplog: pytest.LogCaptureFixture
+) -> None:
+    for process in range(1, 5):
+        write(store, 1, f"{process:05d}-00000000")
+    newest = Identity(replica=1, incarnation="00005-00000000")
+    compaction = Compaction(store, newest, is_over=lambda: False, packs_kept=1)
+    for n in range(1, 4):
+        compaction.run(n)
+    left = [info.key for info in store.list("telemetry/")]
+    assert left == [pack_key(1, "00004-00000000", 1)] and not caplog.records
+
+
+def test_a_deletion_that_fails_is_repeated(store: Dying) -> None:
+    write_all(store, range(1, 3))
+    write_all(store, range(1, 3), NEW)
+    newest = Identity(replica=1, incarnation="00003-00000000")
+    compaction = Compaction(store, newest, is_over=lambda: False, packs_kept=1)
+    store.left = 1 + 2  # one pack is written, and its segments are deleted
+    with pytest.raises(StoreUnavailable):
+        compaction.run(1)
+    store.left = 10**9
+    compaction.run(1)
+    assert [info.key for info in store.list("telemetry/")] == [pack_key(1, NEW, 1)]
 
 
 def test_a_new_process_packs_everything_of_earlier_ones(store: Dying) -> None:
@@ -201,6 +259,17 @@ def test_every_segment_is_read_once_and_in_order(store: Dying) -> None:
     store.put(keys.telemetry(1, OLD, 1), first)  # the process was killed before it deleted all
     found = [Segment.from_bytes(data).n for data in every_segment(store)]
     assert found == list(range(1, BLOCK + 3))
+
+
+def test_readers_find_the_first_segment_that_is_left(store: Dying) -> None:
+    write_all(store, range(1, 2 * BLOCK + 3))
+    for first in (1, BLOCK + 1):
+        pack_block(store, 1, OLD, range(first, first + BLOCK))
+    assert next_segment(store, 1, OLD, 1) == 1
+    store.delete(keys_of_block(1, OLD, 1))
+    assert next_segment(store, 1, OLD, 1) == BLOCK + 1
+    assert next_segment(store, 1, OLD, BLOCK + 2) == 2 * BLOCK + 1
+    assert next_segment(store, 1, OLD, 2 * BLOCK + 3) == next_segment(store, 1, NEW, 1) == 0
 
 
 def test_inspect_reads_packed_segments(store: Dying) -> None:

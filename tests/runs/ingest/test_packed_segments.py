@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from diloco.protocol import keys
-from diloco.protocol.packed_telemetry import BLOCK, pack_key
+from diloco.protocol.packed_telemetry import BLOCK, keys_of_block, pack_key
 from diloco.protocol.packed_telemetry import pack as make_pack
 from diloco.protocol.reading import READS
 from diloco.telemetry.compaction import pack_block
+from runs.ingest.telemetry import DELETED_AFTER
 from runs.models import Event
 from tests.runs.ingest_harness import IngestHarness
 from tests.runs.run_harness import incarnation
@@ -126,3 +127,33 @@ def test_a_hostile_pack_is_read_once_in_a_pass(
     ingest.ingest()
     assert asked.count(first) <= READS
     assert ingest.cursor().refused > 1
+
+
+def delete_block(ingest: IngestHarness, first: int) -> None:
+    ingest.bucket.store.delete(keys_of_block(0, incarnation(0), first))
+
+
+def test_a_server_that_was_away_for_longer_than_telemetry_is_kept_reads_the_rest(
+    ingest: IngestHarness,
+) -> None:
+    write(ingest, 1, BLOCK)
+    losses = write(ingest, BLOCK + 1, BLOCK + 3)
+    delete_block(ingest, 1)
+    ingest_all(ingest)
+    assert not ingest.loss()  # the first segments can be late
+    ingest.clock.pass_s(DELETED_AFTER.total_seconds())
+    ingest_all(ingest)
+    assert ingest.loss() == losses
+    assert ingest.cursor().next_n == BLOCK + 4
+    [event] = Event.objects.filter(kind="refused")
+    assert event.message.startswith(f"{key(1)} refused: expected the segments up to {key(BLOCK)}")
+
+
+def test_a_process_that_has_ended_is_read_to_its_end(ingest: IngestHarness) -> None:
+    write(ingest, 1, BLOCK)
+    losses = write(ingest, BLOCK + 1, BLOCK + 1)
+    delete_block(ingest, 1)
+    ingest.ended = frozenset({0})
+    ingest_all(ingest)
+    assert ingest.loss() == losses
+    assert ingest.cursor().ended
