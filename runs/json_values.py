@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 
@@ -32,8 +33,15 @@ def row_of(kind: Any, source: object, /, **own: Any) -> dict[str, Any]:
 
     A field is one of ``own``, or else the attribute of ``source`` with its name.
     """
-    names = (field.name for field in fields(kind))
-    return {name: own[name] if name in own else json_value(getattr(source, name)) for name in names}
+    return {
+        name: own[name] if name in own else json_value(getattr(source, name))
+        for name in _names(kind)
+    }
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def json_value(value: Any) -> Any:

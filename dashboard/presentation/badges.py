@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from django.conf import settings
+from django.templatetags.static import static
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +43,26 @@ BREAKERS: dict[str, tuple[str, str, str]] = {
 def look(state: str) -> StateLook:
     icon, tone = LOOKS.get(state, ("suspect", "queued"))
     return StateLook(icon=icon, word=state.replace("_", " "), tone=tone)
+
+
+@lru_cache(maxsize=256)
+def icon(name: str) -> SafeString:
+    return format_html(
+        '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
+        static("icons.svg"),
+        name,
+    )
+
+
+@lru_cache(maxsize=256)
+def state(name: str, modifier: str = "") -> SafeString:
+    """A badge. ``modifier`` is an extra class, such as ``state-l``."""
+    shown = look(name)
+    return format_html(
+        '<span class="state {}" data-state="{}" data-tone="{}">{}<span>{}</span></span>',
+        modifier,
+        name,
+        shown.tone,
+        icon(shown.icon),
+        shown.word,
+    )

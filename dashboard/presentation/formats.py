@@ -111,7 +111,7 @@ def instant(at: datetime.datetime) -> str:
         at = at.astimezone(datetime.UTC)
     except OverflowError:  # within a day of the first or last year
         return at.isoformat()
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{at.isoformat(' ', 'seconds').removesuffix('+00:00')} UTC"
 
 
 def clock(at: datetime.datetime, *, now: datetime.datetime) -> str:

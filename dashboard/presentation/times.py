@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from dashboard.presentation import formats
+from dashboard.presentation.markup import fill
 
 Time = str | datetime.datetime | None
 
@@ -46,7 +46,7 @@ def _component(value: Time, form: str, text: Callable[[datetime.datetime], str])
         at = None
     if at is None:
         return SafeString(formats.UNKNOWN)
-    return format_html(
+    return fill(
         '<time datetime="{}" data-{} title="{}" tabindex="0">{}</time>',
         at.isoformat(),
         form,

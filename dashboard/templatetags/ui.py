@@ -45,8 +45,8 @@ register.filter("spent", formats.spent)
 register.filter("texts", texts)
 register.filter("quoted", quoted)
 register.simple_tag(access.role_of, name="role")
-for _time in (times.moment, times.clock, times.left):
-    register.simple_tag(_time)
+for _tag in (badges.icon, badges.state, times.moment, times.clock, times.left):
+    register.simple_tag(_tag)
 
 register.filter(times.age)
 
@@ -112,31 +112,6 @@ def theme(context: Context) -> SafeString:
     return format_html(' data-theme="{}"', chosen)
 
 
-@register.simple_tag
-@lru_cache(maxsize=256)
-def icon(name: str) -> SafeString:
-    return format_html(
-        '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>',
-        static("icons.svg"),
-        name,
-    )
-
-
-@register.simple_tag
-@lru_cache(maxsize=256)
-def state(name: str, modifier: str = "") -> SafeString:
-    """A badge. ``modifier`` is an extra class, such as ``state-l``."""
-    look = badges.look(name)
-    return format_html(
-        '<span class="state {}" data-state="{}" data-tone="{}">{}<span>{}</span></span>',
-        modifier,
-        name,
-        look.tone,
-        icon(look.icon),
-        look.word,
-    )
-
-
 CAUSES = {
     "done": ("succeeded", "succeeded"),
     "error": ("failed", "failed"),
@@ -168,6 +143,6 @@ def cause(name: str) -> SafeString:
     return format_html(
         '<span class="state state-bare" data-tone="{}">{}<span>{}</span></span>',
         tone,
-        icon(symbol),
+        badges.icon(symbol),
         cause_word(name),
     )

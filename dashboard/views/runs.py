@@ -21,12 +21,13 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
 from dashboard.live.cursor import follows_stream
-from dashboard.presentation import formats, run_cells
+from dashboard.presentation import formats, run_rows
 from dashboard.views.view_menu import list_view_menu
 from runs import permissions
 from runs.backends import health, storage_health
@@ -90,23 +91,26 @@ def runs(request: HttpRequest) -> HttpResponse:
     else:
         if address.group:
             return _grouped(request, terms, address)
-        visible = matching(selectors.runs_for(request.user), terms, user=request.user)
+        # Any column can differ.
+        every = selectors.runs_for if address.differing else selectors.listed_runs
+        visible = matching(every(request.user), terms, user=request.user)
         page, older = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
     rows = rows_of(page, address)
     with_totals = "totals" in request.GET and not error
     differing, more_differing = table.differing(page) if address.differing else ([], 0)
     context = _frame(request, terms, address, with_totals=with_totals) | {
-        "rows": _with_differing(rows, differing),
+        "rows": rows,
+        "rows_html": _html(rows, address.columns, differing),
         "differing": differing,
         "more_differing": more_differing,
         "older": older,
         "first_page": not listing.is_place(address.order, after),
         "now": now,
-        "stale": sum(row["stale"] for row in rows),
+        "stale": sum(row.stale for row in rows),
         "stale_after_s": health.STALE_RUN_S,
         "all_archived": not rows
         and not address.query
-        and selectors.runs_for(request.user).exists(),
+        and selectors.visible_runs(request.user).exists(),
         "error": error,
         "corrected": address.but(query=corrected(address.query, error)) if error else None,
         "columns": _columns(address),
@@ -190,7 +194,7 @@ def runs_json(request: HttpRequest) -> JsonResponse:
         terms = parse(address.query)
     except BadQuery as bad:
         return JsonResponse({"error": str(bad)}, status=422)
-    visible = matching(selectors.runs_for(request.user), terms, user=request.user)
+    visible = matching(selectors.listed_runs(request.user), terms, user=request.user)
     after = request.GET.get("before", "")
     page, _ = listing.page(visible, address.order, after=after, limit=PAGE_SIZE)
     body: dict[str, Any] = {
@@ -225,34 +229,47 @@ def runs_totals(request: HttpRequest) -> JsonResponse:
     return JsonResponse(_totals(request, terms))
 
 
-def rows_of(runs: list[Run], address: ListAddress) -> list[dict[str, Any]]:
+def rows_of(runs: list[Run], address: ListAddress) -> list[run_rows.Row]:
     now, columns = timezone.now(), address.columns
     curves = listing.sparks(runs) if "loss" in columns else {}
     pools = listing.backends(runs, whole=address.differing)
+    pages = _pages(runs)
     return [
-        _row(run, now, columns, _spark(curves.get(run.pk, [])))
-        | {"place": _place(run, pools, columns)}
+        _row(
+            run,
+            now,
+            address=pages[run.pk],
+            place=_place(run, pools, columns),
+            spark=_spark(curves.get(run.pk, [])),
+        )
         for run in runs
     ]
 
 
-def _row(run: Run, now: datetime, columns: tuple[str, ...], spark: str) -> dict[str, Any]:
-    header, tags = selectors.run_header(run), texts(run.tags)
-    return {
-        "header": header,
-        "address": reverse("run", args=[run.pk]),
-        "alerts": str(header["alerts"]),
-        "cells": run_cells.cells(
-            run_cells.Row(header=header, spark=spark, ran_s=_ran_s(run, now)), columns
-        ),
-        "tags": tags[:TAGS_SHOWN],
-        "more_tags": tags[TAGS_SHOWN:],
-        "why": run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
-        "archived": run.archived_at is not None,
-        "deleting": run.delete_requested_at is not None,
-        "seen": run.last_seen_at.isoformat() if run.last_seen_at and run.state in RUN_LIVE else "",
-        "stale": health.is_stale(run, now=now),
-    }
+def _pages(runs: list[Run]) -> dict[uuid.UUID, str]:
+    """Addresses of the pages of runs, with one call of ``reverse``, which takes long."""
+    some = uuid.UUID(int=0)
+    address = reverse("run", args=[some])
+    return {run.pk: address.replace(str(some), str(run.pk)) for run in runs}
+
+
+def _row(run: Run, now: datetime, *, address: str, place: str, spark: str) -> run_rows.Row:
+    tags = texts(run.tags)
+    seen = run.last_seen_at if run.state in RUN_LIVE else None
+    return run_rows.Row(
+        header=selectors.run_header(run),
+        address=address,
+        place=place,
+        tags=tags[:TAGS_SHOWN],
+        more_tags=tags[TAGS_SHOWN:],
+        why=run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
+        archived=run.archived_at is not None,
+        deleting=run.delete_requested_at is not None,
+        seen=seen.isoformat() if seen else "",
+        stale=health.is_stale(run, now=now),
+        spark=spark,
+        ran_s=_ran_s(run, now),
+    )
 
 
 def _place(run: Run, pools: dict[uuid.UUID, str], columns: Sequence[str]) -> str:
@@ -279,12 +296,13 @@ def _spark(values: list[float]) -> str:
     )
 
 
-def _with_differing(
-    rows: list[dict[str, Any]], differing: Sequence[Difference]
-) -> list[dict[str, Any]]:
-    for index, row in enumerate(rows):
-        row["differing"] = [(d.label, d.values[index]) for d in differing]
-    return rows
+def _html(
+    rows: Sequence[run_rows.Row], columns: tuple[str, ...], differing: Sequence[Difference]
+) -> list[SafeString]:
+    return [
+        run_rows.html(row, columns, [(d.label, d.values[index]) for d in differing])
+        for index, row in enumerate(rows)
+    ]
 
 
 def _columns(address: ListAddress) -> list[dict[str, Any]]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from archipelago.run_page_rows import Finding
-from dashboard.presentation import run_cells
+from dashboard.presentation import run_rows
 from dashboard.presentation.badges import LOOKS
 from diloco.protocol.telemetry import PHASES
 from runs.models import LogLine
@@ -81,13 +82,13 @@ def ago(minutes: int) -> datetime.datetime:
     return NOW - datetime.timedelta(minutes=minutes)
 
 
-def list_row(name: str, state: str, rounds: int, **fields: Any) -> dict[str, Any]:
-    """A row as :func:`dashboard.views.runs.rows_of` makes it."""
+def list_row(name: str, state: str, rounds: int, alerts: int = 0, **fields: Any) -> SafeString:
+    """A row of the runs list."""
     header = {
         "id": uuid.uuid5(RUN, name),
         "name": name,
         "state": state,
-        "alerts": fields.get("alerts"),
+        "alerts": alerts,
         "live": 4,
         "target": 4,
         "committed_rounds": rounds,
@@ -99,9 +100,8 @@ def list_row(name: str, state: str, rounds: int, **fields: Any) -> dict[str, Any
         "usd_h_known": True,
         "created_at": ago(40).isoformat(),
     }
-    cells = run_cells.cells(run_cells.Row(header=header, spark="", ran_s=None), LIST_COLUMNS)
-    row = {"header": header, "address": "#g-lists", "place": "olga · local", "cells": cells}
-    return row | fields
+    row = run_rows.Row(header=header, address="#g-lists", place="olga · local", **fields)
+    return run_rows.html(row, LIST_COLUMNS)
 
 
 def alert(level: str, title: str, message: str, minutes: int, **fields: Any) -> dict[str, Any]:

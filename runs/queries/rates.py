@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, FloatField, IntegerField, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from runs.models import ReplicaAttempt
+from runs.queries.compiled import CompiledOnce
 
 
 def running_jobs() -> QuerySet[ReplicaAttempt]:
@@ -29,9 +30,10 @@ def rate_columns() -> dict[str, Any]:
     """Annotations of runs: ``usd_h``, and ``unpriced_jobs``, those without a known price."""
     jobs = running_jobs().filter(replica__run=OuterRef("pk")).values("replica__run")
     unpriced = jobs.filter(price_usd_h=None).annotate(count=Count("pk")).values("count")
+    usd_h = Subquery(jobs.annotate(sum=Sum("price_usd_h")).values("sum"))
     return {
-        "usd_h": Coalesce(Subquery(jobs.annotate(sum=Sum("price_usd_h")).values("sum")), 0.0),
-        "unpriced_jobs": Coalesce(Subquery(unpriced), 0),
+        "usd_h": CompiledOnce(Coalesce(usd_h, 0.0), FloatField()),
+        "unpriced_jobs": CompiledOnce(Coalesce(Subquery(unpriced), 0), IntegerField()),
     }
 
 

@@ -66,7 +66,7 @@ def test_tags_link_to_the_runs_that_have_them(client: Client, run: Run) -> None:
     assert len(links) == 2
     for link in links:
         rows = client.get(unescape(link)).context["rows"]
-        assert [row["header"]["name"] for row in rows] == [run.name]
+        assert [row.header["name"] for row in rows] == [run.name]
 
 
 def test_the_log_has_the_filters_of_the_address(client: Client, run: Run) -> None:

@@ -56,7 +56,7 @@ def test_pages_show_every_run_once_newest_first(
     seen, url = [], "/"
     for _ in range(3):
         response = client.get(url)
-        seen += [row["header"]["name"] for row in response.context["rows"]]
+        seen += [row.header["name"] for row in response.context["rows"]]
         url = f"/?before={response.context['older'].replace('+', '%2B')}"
     assert len(seen) == len(set(seen)) == 7
     assert response.context["older"] == ""
@@ -76,8 +76,11 @@ def test_a_broken_cursor_shows_the_first_page(
     assert len(response.context["rows"]) == 1
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/runs.json", "/?differ=1&columns=state,tags,owner,backends,ran,age,cost,speed"]
+)
 def test_the_number_of_queries_is_constant(
-    client: Client, operator_user: Any, django_assert_num_queries: Any
+    client: Client, operator_user: Any, django_assert_num_queries: Any, path: str
 ) -> None:
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
@@ -86,11 +89,11 @@ def test_the_number_of_queries_is_constant(
     with CaptureQueriesContext(
         connection,
     ) as few:
-        client.get("/")
+        client.get(path)
     for number in range(5):
         seed.run(operator_user, name=f"r{number}", committed=1, replicas=3)
     with django_assert_num_queries(len(few)):
-        client.get("/")
+        client.get(path)
 
 
 def test_names_are_escaped(client: Client, operator_user: Any) -> None:

@@ -244,7 +244,7 @@ def test_silent_runs_are_marked_as_stale(
     Run.objects.update(last_seen_at=timezone.now(), tokens_per_s=1234.0, round_s=10.0)
     Run.objects.filter(name__in=("a", "c")).update(last_seen_at=old)
     response = client.get("/?sort=name&columns=state,name,speed")
-    assert [row["stale"] for row in response.context["rows"]] == [True, False, False]
+    assert [row.stale for row in response.context["rows"]] == [True, False, False]
     page = response.content.decode()
     assert re.findall(r'data-f="tokens_per_s">([^<]*)<', page) == ["–", "1,234", "–"]
     by_name = {run["name"]: run for run in client.get("/runs.json").json()["runs"]}

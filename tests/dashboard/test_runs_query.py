@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 def names(response: Any) -> list[str]:
-    return [row["header"]["name"] for row in response.context["rows"]]
+    return [row.header["name"] for row in response.context["rows"]]
 
 
 def test_a_query_filters_the_list_and_stays_in_the_field(
