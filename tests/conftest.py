@@ -6,9 +6,8 @@ then read the settings before this file. Tests whose browser or server binary is
 skipped; with ``CI`` set they fail instead.
 
 With ``pytest -n`` (see :mod:`tests.parallel`) every worker process has its own state folder,
-database and servers. They share the collection (:mod:`tests.forked_workers`), the PostgreSQL
-server, which the controller starts, and the migrated database that theirs are copies of
-(:mod:`tests.migrated`).
+database and servers. They share the PostgreSQL server, which the controller starts, and the
+migrated database that theirs are copies of (:mod:`tests.migrated`).
 """
 
 from __future__ import annotations
@@ -76,15 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from tests import (
-        cpu_profile,
-        forked_workers,
-        migrated,
-        parallel,
-        postgres,
-        statements,
-        static_files,
-    )
+    from tests import cpu_profile, migrated, parallel, postgres, statements, static_files
 
     cpu_profile.register(config)
     statements.register(config)
@@ -93,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     migrated.share(Path(worker_input["migrated"] if worker_input else shared))
     if worker_input is not None:
         parallel.end_with_controller()
-        forked_workers.after_fork(_own_state)
+        parallel.collect_from_another_folder(config)
     if _on_postgres() and worker_input is not None:
         postgres.join_session(worker_input["postgres"])
     elif _on_postgres():
@@ -107,51 +98,19 @@ def pytest_configure(config: pytest.Config) -> None:
     static_files.list_once()
 
 
-def _own_state() -> None:
-    """Give a fork of the collector its own state folder, also in the settings."""
-    from django.conf import settings
-
-    global _VAR
-    collectors, _VAR = _VAR, session_folder()
-    atexit.unregister(shutil.rmtree)
-    atexit.register(shutil.rmtree, _VAR, ignore_errors=True)
-    os.environ["ARCHIPELAGO_VAR"] = str(_VAR)
-    for name in ("VAR_DIR", "DEFAULT_RENDEZVOUS", "RENDEZVOUS_ROOTS"):
-        setattr(settings, name, _moved(getattr(settings, name), str(collectors), str(_VAR)))
-
-
-def _moved(value: Any, old: str, new: str) -> Any:
-    """The value of a setting with paths in another folder."""
-    if isinstance(value, list):
-        return [_moved(item, old, new) for item in value]
-    return type(value)(str(value).replace(old, new))
-
-
 def _on_postgres() -> bool:
     from tests import postgres
 
     return os.environ.get(postgres.VARIABLE, "sqlite") != "sqlite"
 
 
-def _worker_input() -> dict[str, Any]:
-    """Entries of ``workerinput`` for each worker."""
-    from tests import postgres
-
-    return {"postgres": postgres.session_address(), "migrated": str(_VAR / "migrated")}
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Runs in the controller before each worker starts."""
-    node.workerinput.update(_worker_input())
+    from tests import postgres
 
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Runs in the controller before the first worker starts."""
-    from tests import forked_workers
-
-    _closing.enter_context(forked_workers.collector(config, specs, _VAR, _worker_input()))
+    node.workerinput["postgres"] = postgres.session_address()
+    node.workerinput["migrated"] = str(_VAR / "migrated")
 
 
 @pytest.hookimpl(optionalhook=True)

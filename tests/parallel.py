@@ -17,6 +17,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,35 @@ def sort_by_stage(items: list[pytest.Item]) -> None:
         return (merged[0][0] if key in shares else key[0]), key[1], shares.get(key, 0.0)
 
     items.sort(key=place)
+
+
+def collect_from_another_folder(config: pytest.Config) -> None:
+    """Let each worker begin the collection elsewhere, if it collects all tests.
+
+    Workers that import the same modules at the same time compile each of them, unless one compiled
+    it before. In a new clone that is half of the CPU of a collection. :func:`sort_by_stage` gives
+    the tests one order.
+    """
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    worker = int(config.workerinput["workerid"].removeprefix("gw"))  # type: ignore[attr-defined]
+    number = config.workerinput["workercount"]  # type: ignore[attr-defined]
+    (folder,) = config.getini("testpaths")
+    config.args[:] = rotated(config.rootpath / folder, worker / number)
+
+
+def rotated(folder: Path, share: float) -> list[str]:
+    """The entries of ``folder`` that pytest collects, from the one where ``share`` of its modules
+    are before."""
+    modules = {
+        str(entry): sum(1 for _ in entry.rglob("test_*.py")) if entry.is_dir() else 1
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() or entry.match("test_*.py")
+    }
+    entries = [entry for entry, count in modules.items() if count]
+    before = itertools.accumulate((modules[entry] for entry in entries), initial=0)
+    start = sum(count < share * sum(modules.values()) for count in before) % len(entries)
+    return entries[start:] + entries[:start]
 
 
 def file_of(nodeid: str) -> str:

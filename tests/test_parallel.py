@@ -1,4 +1,4 @@
-"""Test worker processes: one collection, order, crashed workers, and a killed session."""
+"""Test division between worker processes: order, crashed workers, and a killed session."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from tests.stack import REPOSITORY
 pytestmark = [pytest.mark.processes, pytest.mark.slow(minutes=1)]
 
 CONFTEST = """
-import contextlib
-import pathlib
-import tempfile
-
-from tests import forked_workers, parallel
+from tests import parallel
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "browser: a browser test")
@@ -36,12 +32,6 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     parallel.sort_by_stage(items)
-
-def pytest_xdist_setupnodes(config, specs):
-    closing = contextlib.ExitStack()
-    config.add_cleanup(closing.close)
-    folder = closing.enter_context(tempfile.TemporaryDirectory())
-    closing.enter_context(forked_workers.collector(config, specs, pathlib.Path(folder), {}))
 
 def pytest_xdist_make_scheduler(config, log):
     return parallel.FileScheduling(config, log)
@@ -73,20 +63,6 @@ import pytest
 @pytest.mark.slow(minutes={minutes})
 def test_slow(): pass
 """
-SHARED = """
-import os, pathlib, warnings
-
-warnings.warn("a warning of " + __name__)
-folder = pathlib.Path({folder!r})
-(folder / f"collected-{{os.getpid()}}").touch()
-
-def test_it_runs_while_the_other_waits(tmp_path, capfd):
-    (folder / f"ran-{{os.getpid()}}-{{tmp_path.parent.name}}").touch()
-    while len(list(folder.glob("ran-*"))) < 2:
-        pass
-    os.write(1, __name__.encode())
-    assert capfd.readouterr().out == __name__
-"""
 CRASH = """
 import os
 
@@ -112,15 +88,11 @@ def test_wait(tmp_path):
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:django", "-p", "no:cacheprovider"]
     return subprocess.Popen(
         [*command, f"--rootdir={folder}", *arguments, str(folder)],
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -153,27 +125,15 @@ def test_browser_tests_are_last_and_tests_with_processes_between_quick_ones(tmp_
     ], text
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks share the collection only on Linux")
-def test_workers_are_forks_of_one_process_that_has_collected(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    pids.mkdir()
-    for name in "ab":
-        (tmp_path / f"test_{name}.py").write_text(SHARED.format(folder=str(pids)))
-    text = output(tmp_path, "-n", "2")
-    assert "2 passed" in text, text
-    assert {f"a warning of test_{name}" in text for name in "ab"} == {True}, text
-    [collector] = [path.name.split("-")[1] for path in pids.glob("collected-*")]
-    ran = [path.name.split("-", 2)[1:] for path in pids.glob("ran-*")]
-    assert sorted(folder for _, folder in ran) == ["popen-gw0", "popen-gw1"]
-    assert len({collector, *(pid for pid, _ in ran)}) == 3
-
-
-def test_a_file_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "test_broken.py").write_text("import nonsense_of_some_kind\n")
-    (tmp_path / "test_quick.py").write_text(QUICK)
-    text = output(tmp_path, "-n", "2")
-    assert "ModuleNotFoundError: No module named 'nonsense_of_some_kind'" in text, text
-    assert "ERROR test_broken.py" in text, text
+def test_workers_begin_the_collection_at_equal_shares_of_the_modules(tmp_path: Path) -> None:
+    for file in ("a/test_1.py", "b/c/test_2.py", "b/test_3.py", "b/empty.py", "test_d.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "without_tests").mkdir()
+    orders = [parallel.rotated(tmp_path, share) for share in (0, 1 / 4, 3 / 4, 0.9)]
+    names = [[Path(entry).name for entry in order] for order in orders]
+    a, b, d = ["a", "b", "test_d.py"]
+    assert names == [[a, b, d], [b, d, a], [d, a, b], [a, b, d]]
 
 
 def test_a_unit_is_the_part_of_a_file_in_one_stage() -> None:
@@ -198,7 +158,7 @@ def test_nothing_outlives_a_session_that_is_ended_from_outside(
 ) -> None:
     pids = tmp_path / "pids"
     (tmp_path / "test_wait.py").write_text(WAIT.format(pids=str(pids)))
-    with start(tmp_path, "-n", "2") as controller:
+    with start(tmp_path, "-n", "1") as controller:
         wait_until(pids.exists, "the test's child", process=controller)
         processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
         controller.send_signal(number)
