@@ -1,4 +1,5 @@
-"""Browser tests wait for what they read, and leave their browser context as it was.
+"""Browser tests wait for what they read, as long as all others, and leave their browser context as
+it was.
 
 A page changes some time after a click, a key press or a published delta, so a value that is read
 at once can be the old one. `expect` waits, also for addresses, texts and counts. This test reads
@@ -161,3 +162,26 @@ def test_own_page(page):
     page.clock.install()
 """
     assert changes_shared_context(source) == ["test_clock"]
+
+
+def own_limits(source: str) -> list[int]:
+    """Line numbers of calls that wait for another time than all browser tests."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return sorted(
+        {call.lineno for call in calls if any(one.arg == "timeout" for one in call.keywords)}
+    )
+
+
+def test_browser_tests_wait_as_long_as_on_a_busy_machine() -> None:
+    found = {path.name: own_limits(path.read_text()) for path in BROWSER.glob("test_*.py")}
+    refused = {name: lines for name, lines in found.items() if lines}
+    assert not refused, f"expected the common limit, PATIENCE_MS, in the lines {refused}"
+
+
+def test_own_limits_are_refused() -> None:
+    source = """
+expect(row).to_be_visible()
+expect(row).to_be_visible(timeout=60_000)
+page.locator("a").click(force=True, timeout=5)
+"""
+    assert own_limits(source) == [3, 4]
