@@ -13,6 +13,7 @@ scripts is not checked, nor are the names of variables in templates.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import subprocess
@@ -192,12 +193,16 @@ def _blank_quotes(string: str) -> str:
 
 
 def _check_name(name: str, token: tokenize.TokenInfo, line: str) -> Iterator[Finding]:
-    parts = " ".join(_NAME_PARTS.findall(token.string))
-    for rule, pattern in _PATTERNS:
-        if rule.in_names and pattern.search(parts):
-            around = line[max(0, token.start[1] - 4) : token.end[1] + 6]
-            if token.string != "tell" or not IO_METHOD.search(around):
-                yield Finding(name, token.start[0], token.string, rule.instead)
+    for rule in _rules_against(token.string):
+        around = line[max(0, token.start[1] - 4) : token.end[1] + 6]
+        if token.string != "tell" or not IO_METHOD.search(around):
+            yield Finding(name, token.start[0], token.string, rule.instead)
+
+
+@functools.cache
+def _rules_against(identifier: str) -> list[Rule]:
+    parts = " ".join(_NAME_PARTS.findall(identifier))
+    return [rule for rule, pattern in _PATTERNS if rule.in_names and pattern.search(parts)]
 
 
 def _check_script(name: str, text: str) -> Iterator[Finding]:
