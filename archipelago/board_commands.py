@@ -113,7 +113,7 @@ def save(client: Client, options: argparse.Namespace) -> int:
 
 
 def delete(client: Client, options: argparse.Namespace) -> int:
-    board = named(client.boards(), options.board, "a board")
+    board = to_delete(client.boards(), options.board, "a board")
     client.delete_board(board.id)
     print(terminal.safe(f"{board.name} deleted"))
     return 0
@@ -129,6 +129,17 @@ def named(rows: Sequence[R], wanted: str, kind: str) -> R:
     if not found:
         raise Invalid(f"expected {kind}, found none that matches {wanted!r}")
     return found[0]
+
+
+def to_delete(rows: Sequence[R], wanted: str, kind: str) -> R:
+    """The own row with this name, else the row with this id. A name alone deletes no row of another
+    user: an administrator could mistake it for an own one."""
+    found = named(rows, wanted, kind)
+    if found.mine or str(found.id) == wanted:
+        return found
+    raise Invalid(
+        f"{wanted!r} is {kind} of {found.owner}: expected its id, {found.id}, to delete it"
+    )
 
 
 def _panel(text: str) -> dict[str, Any]:
@@ -163,8 +174,8 @@ def add_board_commands(commands: Subparsers) -> None:
     shown = group.add("show", show, "print the results of the runs of a board")
     saved = group.add("save", save, "save a board; an own one of that name is replaced")
     removed = group.add("delete", delete, "delete a board")
-    for command in (shown, removed):
-        command.add_argument("board", metavar="BOARD", help="its id or name")
+    shown.add_argument("board", metavar="BOARD", help="its id or name")
+    removed.add_argument("board", metavar="BOARD", help="its id, or the name of an own one")
     for command in (ls, shown):
         add_json(command)
     saved.add_argument("name", metavar="NAME")

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from archipelago import terminal
 from archipelago.arguments import Subparsers, add_json
-from archipelago.board_commands import named
+from archipelago.board_commands import named, to_delete
 from archipelago.client import Client
 from archipelago.read_parser import GROUPS
 from archipelago.rows import RunView, View
@@ -112,13 +112,13 @@ def _saved(view: View | RunView) -> int:
 
 
 def delete(client: Client, options: argparse.Namespace) -> int:
-    view = named(client.views(), options.view, "a view")
+    view = to_delete(client.views(), options.view, "a view")
     client.delete_view(view.id)
     return _deleted(view)
 
 
 def delete_run_view(client: Client, options: argparse.Namespace) -> int:
-    view = named(client.run_views(), options.view, "a view of runs")
+    view = to_delete(client.run_views(), options.view, "a view of runs")
     client.delete_run_view(view.id)
     return _deleted(view)
 
@@ -163,8 +163,8 @@ def _add_names(
     saved: argparse.ArgumentParser,
     removed: argparse.ArgumentParser,
 ) -> None:
-    for command in (shown, removed):
-        command.add_argument("view", metavar="VIEW", help="its id or name")
+    shown.add_argument("view", metavar="VIEW", help="its id or name")
+    removed.add_argument("view", metavar="VIEW", help="its id, or the name of an own one")
     add_json(shown)
     saved.add_argument("name", metavar="NAME")
     saved.add_argument("--shared", action="store_true", help="share it with all users")

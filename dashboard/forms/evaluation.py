@@ -139,8 +139,7 @@ class EvaluationForm(RowForm):
 
     def place(self, field: str, message: str) -> None:
         """Attach a domain error to its field."""
-        field = {"backend": "where", "hardware": "where"}.get(field, field)
-        super().place(field, f"{message[:1].upper()}{message[1:]}")
+        super().place({"backend": "where", "hardware": "where"}.get(field, field), message)
 
 
 def initial_of_plan(plan: PlanDraft) -> dict[str, Any]:

@@ -17,5 +17,5 @@ def fill(html: str, *values: object, **named: object) -> SafeString:
     )
 
 
-def _escaped(value: object) -> str:
-    return value if isinstance(value, SafeString) else escape(str(value))
+def _escaped(value: object) -> object:
+    return value if type(value) in (SafeString, int) else escape(str(value))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -112,6 +113,7 @@ def theme(context: Context) -> SafeString:
     return format_html(' data-theme="{}"', chosen)
 
 
+_WORD = re.compile(r"[a-z]+ ")
 CAUSES = {
     "done": ("succeeded", "succeeded"),
     "error": ("failed", "failed"),
@@ -128,6 +130,14 @@ CAUSES = {
 @register.filter
 def cause_word(name: str) -> str:
     return name.replace("_", " ")
+
+
+@register.filter
+def sentence(message: object) -> str:
+    """An error with a capital at its beginning, unless that is a term, a name or a value. The
+    domain writes them for the end of a line: ``outer_lr: expected 0 or more``."""
+    text = str(message)
+    return text[:1].upper() + text[1:] if _WORD.match(text) else text
 
 
 @register.filter

@@ -238,8 +238,9 @@ def rows_of(runs: list[Run], address: ListAddress) -> list[run_rows.Row]:
         _row(
             run,
             now,
+            columns,
             address=pages[run.pk],
-            place=_place(run, pools, columns),
+            backends=pools.get(run.pk, ""),
             spark=_spark(curves.get(run.pk, [])),
         )
         for run in runs
@@ -253,13 +254,16 @@ def _pages(runs: list[Run]) -> dict[uuid.UUID, str]:
     return {run.pk: address.replace(str(some), str(run.pk)) for run in runs}
 
 
-def _row(run: Run, now: datetime, *, address: str, place: str, spark: str) -> run_rows.Row:
-    tags = texts(run.tags)
+def _row(
+    run: Run, now: datetime, columns: Sequence[str], *, address: str, backends: str, spark: str
+) -> run_rows.Row:
+    header, tags = selectors.run_header(run), texts(run.tags)
+    place = {"owner": header["owner"], "backends": backends}
     seen = run.last_seen_at if run.state in RUN_LIVE else None
     return run_rows.Row(
-        header=selectors.run_header(run),
+        header=header,
         address=address,
-        place=place,
+        place=" · ".join(text for name, text in place.items() if text and name in columns),
         tags=tags[:TAGS_SHOWN],
         more_tags=tags[TAGS_SHOWN:],
         why=run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
@@ -270,13 +274,6 @@ def _row(run: Run, now: datetime, *, address: str, place: str, spark: str) -> ru
         spark=spark,
         ran_s=_ran_s(run, now),
     )
-
-
-def _place(run: Run, pools: dict[uuid.UUID, str], columns: Sequence[str]) -> str:
-    """Owner and backends, as far as they are shown."""
-    owner = run.owner.get_username() if "owner" in columns else ""
-    backends = pools.get(run.pk, "") if "backends" in columns else ""
-    return " · ".join(filter(None, [owner, backends]))
 
 
 def _ran_s(run: Run, now: datetime) -> float | None:

@@ -121,7 +121,7 @@ def unread_count(user: User) -> int:
     read = AlertsRead.objects.filter(user=user).values("read_at")
     since = Coalesce(Subquery(read), Value(user.date_joined, output_field=DateTimeField()))
     waiting = Alert.objects.filter(acknowledged_at=None, opened_at__gt=since)
-    return waiting.order_by()[:MOST_UNREAD].count()
+    return len(waiting.order_by().values_list("pk")[:MOST_UNREAD])
 
 
 def counts(user: AbstractBaseUser | AnonymousUser, chosen: AlertFilter) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def runs_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
 
 
 def listed_runs(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Run]:
-    """The same with the columns of the runs list alone. Any other is read by a query for each run,
-    which a test refuses."""
+    """The same with the columns of the runs list alone, without owners. Any other is read by a
+    query for each run, which a test refuses."""
     return _listed_runs().all() if can_view(user) else Run.objects.none()
 
 
@@ -99,9 +99,13 @@ def _runs_with_header() -> QuerySet[Run]:
 def _listed_runs() -> QuerySet[Run]:
     header = {field.name for field in fields(rows.RunHeader)}
     columns = header & {field.name for field in Run._meta.concrete_fields} - {"owner"}
-    return _runs_with_header().only(
-        *(*columns, "group_settings", "phase_s", "round_s", "owner__username"),
-        *("tags", "archived_at", "delete_requested_at"),
+    return (
+        _runs_with_header()
+        .select_related(None)
+        .only(
+            *(*columns, "group_settings", "phase_s", "round_s"),
+            *("tags", "archived_at", "delete_requested_at"),
+        )
     )
 
 
@@ -119,6 +123,7 @@ def with_header(runs: QuerySet[Run]) -> QuerySet[Run]:
     attempts = rates.unpriced_attempts().filter(replica__run=OuterRef("pk"))
     unpriced = attempts.values("replica__run").annotate(count=Count("pk"))
     return runs.select_related("owner").annotate(
+        owner_name=F("owner__username"),
         live_count=_count(count),
         alert_count=_count(Subquery(waiting)),
         wanted=_count(wanted),
@@ -182,7 +187,7 @@ def run_header(run: Run) -> dict[str, Any]:
         rows.RunHeader,
         run,
         id=str(run.pk),
-        owner=run.owner.get_username(),
+        owner=annotated.owner_name,
         tokens_per_s=finite(run.tokens_per_s) if current else None,
         live=annotated.live_count,
         alerts=annotated.alert_count,

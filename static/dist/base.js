@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-M7YQSTIM.js";import"./chunk-REKGVLNN.js";import"./chunk-3OEOMSDC.js";
+import"./chunk-6GXFQX4E.js";import"./chunk-QWLTRHXY.js";import"./chunk-3VRTFQRZ.js";

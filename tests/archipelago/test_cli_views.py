@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from runs.models import Run, RunView, SavedView
+from runs.models import Board, Run, RunView, SavedView
 from tests.browser import seed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,3 +68,29 @@ def test_compared_runs_and_saved_views(call: Callable[..., Any], signed_in: str)
     assert "tokens" in call("run-views", "show", "wide").out
     assert call("run-views", "delete", "wide").out == "wide deleted\n"
     assert not RunView.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("group", "add"),
+    [
+        ("views", lambda user, **of: SavedView.objects.create(owner=user, **of)),
+        ("run-views", lambda user, **of: RunView.objects.create(owner=user, **of)),
+        ("boards", lambda user, **of: Board.objects.create(owner=user, **of)),
+    ],
+)
+def test_the_name_of_another_user_deletes_nothing(
+    call: Callable[..., Any], signed_in: str, group: str, add: Callable[..., Any]
+) -> None:
+    owner, admin = seed.user("vera", "viewer"), seed.user("owner", "admin")
+    at = {"name": "Paper", "changed_at": timezone.now()}
+    shared = add(owner, **at, shared=True)
+    refused = call(group, "delete", "paper")
+    assert refused.code != 0
+    assert f"of vera: expected its id, {shared.pk}, to delete it" in refused.err
+    own = add(admin, **at)
+    assert call(group, "delete", "paper").code == 0
+    kind = type(shared).objects
+    assert list(kind.values_list("pk", flat=True)) == [shared.pk]
+    assert own.pk != shared.pk
+    assert call(group, "delete", str(shared.pk)).code == 0
+    assert not kind.exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Site, Window, expect_address
 
@@ -104,12 +104,23 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
     expect(page.get_by_label("Scale of panel 1")).to_have_value("log")
 
 
-def test_arrow_keys_read_the_chart(window: Window, three: str) -> None:
+def test_arrow_keys_read_the_chart_and_late_failures_leave_it(window: Window, three: str) -> None:
     page = window.open(f"/compare?ids={three}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart]").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("[data-announce]")).to_contain_text("0: H 40, as last week 6.095")
+    # A request that fails after another metric was chosen does not clear the chart of that one.
+    held: list[Route] = []
+    page.route("**/compare.json*series=loss", lambda route: held.append(route))
+    page.get_by_label("Metric").select_option("Training loss")
+    with page.expect_response("**/compare.json*series=goodput"):
+        page.get_by_label("Metric").select_option("Goodput")
+    with page.expect_event("requestfailed"):
+        held[0].abort()
+    page.evaluate("() => fetch(location.href).then(() => null)")  # the failure was handled
+    expect(page.locator("[data-legend] button")).to_have_count(3)
+    window.errors[:] = [error for error in window.errors if "ERR_FAILED" not in error]
 
 
 def test_results_and_curves_follow_the_stream(window: Window, site: Site) -> None:

@@ -116,7 +116,7 @@ def test_folder_with_a_remote_pool_is_refused_before_the_launch(window: Window, 
     # A new estimate must not clear the errors of checks that only the launch runs.
     expect(row(page, 2).locator("[data-pool-cost]")).to_have_text("cost unknown")
     error = page.locator("#id_rendezvous_error")
-    expect(error).to_contain_text("expected a bucket that replicas on kubernetes can reach")
+    expect(error).to_contain_text("Expected a bucket that replicas on kubernetes can reach")
     window.shoot(page, "submit-pools-errors")
     count = "from runs.models import Run; print(Run.objects.filter(name='Never launched').count())"
     assert site.python(count) == "0"

@@ -174,11 +174,22 @@ def test_a_replica_is_highlighted_and_downloads_follow_the_filters(page: Page) -
     )
 
 
+MISSING = {
+    "drawer=replica-99": "This run has no replica 99.",
+    "round=999": "This run has no round 999.",
+    "round=last": "The address names no replica, round or event.",
+    "drawer=event-0": "This run has no event 0.",
+}
+"""Address -> text of the drawer."""
+GO = """(query) => {
+    history.pushState(null, "", `?${query}`);
+    dispatchEvent(new PopStateEvent("popstate"));
+}"""
 COVERED = """() => document.querySelector(".events-card").getBoundingClientRect().right
     - document.querySelector("[data-drawer]").getBoundingClientRect().left"""
 
 
-def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
+def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page, window: Window) -> None:
     page.evaluate("scrollTo(0, 300)")
     before = page.evaluate("scrollY")
     link = page.locator('[data-rail-replicas] a[data-drawer-link="replica-3"]')
@@ -213,4 +224,8 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page) -> None:
     expect(page.locator("#rail")).to_be_hidden()
     page.reload()
     expect(page.locator("#rail")).to_be_hidden()
+    for query, text in MISSING.items():
+        page.evaluate(GO, query)
+        expect(drawer.get_by_text(text)).to_be_visible()
+    window.errors[:] = [error for error in window.errors if "404" not in error]
     expect(toggle).to_have_attribute("aria-expanded", "false")

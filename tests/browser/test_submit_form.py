@@ -29,7 +29,7 @@ def test_errors_appear_at_the_field_and_disappear(window: Window) -> None:
     quorum.fill("9")
     quorum.blur()
     error = page.locator("#id_min_quorum_error")
-    expect(error).to_contain_text("expected at most the target of 4 replicas, found 9")
+    expect(error).to_contain_text("Expected at most the target of 4 replicas, found 9")
     expect(quorum).to_have_attribute("aria-invalid", "true")
     for described in ("error", "helptext"):
         expect(quorum).to_have_attribute(
@@ -138,7 +138,7 @@ def test_own_code_is_a_zip_and_a_function(window: Window, site: Site) -> None:
     page.get_by_label("Name", exact=True).fill("Own code")
     function.fill("train.build")
     function.blur()
-    expect(page.locator("#id_function_error")).to_contain_text("expected 'package.module:function'")
+    expect(page.locator("#id_function_error")).to_contain_text("Expected 'package.module:function'")
     function.fill("train:build")
     expect(page.locator('[data-estimate] [data-e="parameters"]')).to_be_hidden()
     zipped = io.BytesIO()

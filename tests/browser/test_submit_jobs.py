@@ -19,7 +19,7 @@ def test_a_pasted_document_fills_the_form_with_errors_at_their_fields(window: Wi
     )
     page.get_by_role("button", name="Use the document").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value("From YAML")
-    expect(page.locator("#id_sync_every_error")).to_contain_text("expected 1 or more, found 0")
+    expect(page.locator("#id_sync_every_error")).to_contain_text("Expected 1 or more, found 0")
     expect(page.locator("#id_document_error")).to_contain_text(
         "settings.nothing: expected no such field"
     )
@@ -32,7 +32,7 @@ def test_a_sweep_is_launched_from_the_form_and_ranked(window: Window, site: Site
     open_section(page, "Sweep")
     page.get_by_label("Values", exact=True).fill("inner_lr = 1e-4..1e-2 x3 log\nnothing = 1")
     page.keyboard.press("Tab")
-    expect(page.locator("#id_sweep_error")).to_contain_text("expected a group setting")
+    expect(page.locator("#id_sweep_error")).to_contain_text("Expected a group setting")
     page.get_by_label("Values", exact=True).fill("inner_lr = 1e-4..1e-2 x3 log")
     page.get_by_label("Runs at a time").fill("1")
     launch = page.get_by_role("button", name="Launch 3 runs").first

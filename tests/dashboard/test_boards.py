@@ -90,16 +90,16 @@ def test_the_form_saves_chosen_runs_and_panels(client: Client, operator_user: An
     ("change", "field", "why"),
     [
         ({"name": ""}, "name", "This field is required"),
-        ({"name": "live"}, "name", "expected a name that none of your boards has"),
-        ({"query": ""}, "query", "expected either a query or runs, found neither"),
-        ({"query": "stat:x"}, "query", "expected one of state"),
+        ({"name": "live"}, "name", "Expected a name that none of your boards has"),
+        ({"query": ""}, "query", "Expected either a query or runs, found neither"),
+        ({"query": "stat:x"}, "query", "stat:x: expected one of state"),
         ({"query": "a" * 501}, "query", "at most 500 characters"),
-        ({"runs": ["x"]}, "runs", "expected the id of a run, found 'x'"),
-        ({"metric": ["", "nothing"]}, "panels.0.metric", "expected a metric of eval_loss, loss"),
-        ({"x": ["colour"]}, "panels.0.x", "expected an axis of tokens"),
-        ({"smooth": ["much"]}, "panels.0.smooth", "expected a number, found 'much'"),
-        ({"smooth": ["1"]}, "panels.0.smooth", "expected a number from 0 to 0.98, found 1.0"),
-        ({"smooth": ["nan"]}, "panels.0.smooth", "expected a number from 0 to 0.98, found nan"),
+        ({"runs": ["x"]}, "runs", "Expected the id of a run, found 'x'"),
+        ({"metric": ["", "nothing"]}, "panels.0.metric", "Expected a metric of eval_loss, loss"),
+        ({"x": ["colour"]}, "panels.0.x", "Expected an axis of tokens"),
+        ({"smooth": ["much"]}, "panels.0.smooth", "Expected a number, found 'much'"),
+        ({"smooth": ["1"]}, "panels.0.smooth", "Expected a number from 0 to 0.98, found 1.0"),
+        ({"smooth": ["nan"]}, "panels.0.smooth", "Expected a number from 0 to 0.98, found nan"),
     ],
 )
 def test_a_wrong_form_keeps_its_values(
@@ -124,13 +124,13 @@ def test_sizes_are_limited(
 ) -> None:
     many = {key: [value] * 13 for key, value in PANEL.items()}
     response = client.post("/boards/new", {"name": "Many", "query": "is:ended"} | many)
-    assert "expected at most 12 panels, found 13" in errors_at(response.content.decode(), "panels")
+    assert "Expected at most 12 panels, found 13" in errors_at(response.content.decode(), "panels")
     ids = [str(run.pk) for run in make_runs(operator_user, 21)]
     answer = call(client, "post", "/boards", {"name": "Many", "runs": ids})
     assert answer.status_code == 422
     monkeypatch.setattr(shared_rows, "PER_PERSON", 1)
     response = client.post("/boards/new", {"name": "Second", "query": "is:ended"})
-    assert "expected at most 1 boards" in response.content.decode()
+    assert "Expected at most 1 boards" in response.content.decode()
 
 
 def test_roles(board: Board, operator_user: Any) -> None:
@@ -151,7 +151,7 @@ def test_roles(board: Board, operator_user: Any) -> None:
         assert call(client, "put", f"/boards/{board.pk}", {"name": "x"}).status_code == 403
     sent = {"name": "Mine", "query": "is:mine", "shared": "1"}
     assert (
-        "only operators and administrators can share"
+        "Only operators and administrators can share"
         in viewer.post("/boards/new", sent).content.decode()
     )
     assert admin.post(f"/boards/{private.pk}/delete").status_code == 302

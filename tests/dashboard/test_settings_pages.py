@@ -91,7 +91,7 @@ def test_budgets_are_added_changed_and_deleted(client: Client, admin: Any) -> No
     assert "olga" in page and "$500" in page
     again = client.post(reverse("settings-budgets"), fields)
     assert again.status_code == 422
-    assert "expected no other budget of owner olga" in again.content.decode()
+    assert "Expected no other budget of owner olga" in again.content.decode()
     change = reverse("settings-budget", args=[budget.pk])
     assert client.post(change, {**fields, "amount_usd": "800"}).status_code == 302
     assert Budget.objects.get().amount_usd == 800
@@ -102,7 +102,7 @@ def test_budgets_are_added_changed_and_deleted(client: Client, admin: Any) -> No
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("name", "nora", "expected the name of a user, found &#x27;nora&#x27;"),
+        ("name", "nora", "Expected the name of a user, found &#x27;nora&#x27;"),
         ("amount_usd", "inf", "Enter a number."),
         ("amount_usd", "-1", "greater than or equal to 0"),
         ("warn_percent", "0", "greater than or equal to 1"),
@@ -179,7 +179,7 @@ def test_webhooks_are_added_tested_and_deleted(client: Client, admin: Any) -> No
     ("field", "value", "message"),
     [
         ("url", "http://169.254.169.254/", "169.254.169.254"),
-        ("url", "ftp://example.org", "expected an address with http"),
+        ("url", "ftp://example.org", "Expected an address with http"),
         ("secret", "whsec_short", "bytes in base64"),
         ("kinds", [], "Select at least one kind of alert."),
     ],
@@ -245,7 +245,7 @@ def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> N
     response = client.post(new, values | {"MLFLOW_TRACKING_TOKEN": "t-123"})
     assert response.status_code == 422
     page = response.content.decode()
-    assert "expected an address such as" in errors_at(page, "server")
+    assert "Expected an address such as" in errors_at(page, "server")
     assert 'value="mlflow.example"' in page and 'value="islands"' in page
     assert "t-123" not in page
     values["server"] = "https://mlflow.example"
@@ -274,12 +274,12 @@ def test_trackers_are_added_changed_and_deleted(client: Client, admin: Any) -> N
         ("mlflow", {"server": "http://["}, "server", "Invalid IPv6 URL"),
         ("mlflow", {"server": "http://a:99999"}, "server", "Port out of range"),
         ("mlflow", {"server": "https://u:p@a.example"}, "server", "an address without secrets"),
-        ("mlflow", {"server": "https://10.0.0.1"}, "server", "expected a public address"),
-        ("mlflow", {"server": ""}, "server", "enter a value"),
+        ("mlflow", {"server": "https://10.0.0.1"}, "server", "Expected a public address"),
+        ("mlflow", {"server": ""}, "server", "Enter a value"),
         ("mlflow", {"server": "x" * 501}, "server", "at most 500 characters"),
-        ("mlflow", {"project": " "}, "project", "enter a value"),
-        ("mlflow", {"name": "taken"}, "name", "expected an unused name, found"),
-        ("tensorboard", {"server": "logs"}, "server", "expected an absolute path"),
+        ("mlflow", {"project": " "}, "project", "Enter a value"),
+        ("mlflow", {"name": "taken"}, "name", "Expected an unused name, found"),
+        ("tensorboard", {"server": "logs"}, "server", "Expected an absolute path"),
     ],
 )
 def test_a_refused_value_of_a_tracker_is_shown_at_its_field(

@@ -11,10 +11,14 @@ export function isEdited(field) {
   return field.value !== field.defaultValue;
 }
 
+/** As in `templatetags/ui.py`. */
+const sentence = (text) =>
+  /^[a-z]+ /.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
+
 /** Show `errors[name]` at each field and announce them. Unchanged errors stay in place. */
 export function showErrors(form, errors) {
   for (const list of $$("[data-errors-for]", form)) {
-    const messages = errors[list.dataset.errorsFor] ?? [];
+    const messages = (errors[list.dataset.errorsFor] ?? []).map(sentence);
     const text = messages.join("\n");
     if ((list.dataset.text ?? list.textContent.trim()) === text) continue;
     list.dataset.text = text;

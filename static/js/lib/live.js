@@ -28,10 +28,13 @@ const LABELS = {
 
 export class SignedOut extends Error {}
 
-/** Fetch from the server; a redirect to the sign-in page raises SignedOut. */
+export class NotFound extends Error {}
+
+/** Fetch from the server; a redirect to the sign-in page raises SignedOut, status 404 NotFound. */
 async function ask(address, kind) {
   const response = await fetch(address, { headers: { Accept: kind } });
   if (response.status === 401 || response.redirected) throw new SignedOut("signed out");
+  if (response.status === 404) throw new NotFound(address);
   // 422: a partial result; the body names the missing parts.
   if (!response.ok && response.status !== 422) throw new Error(`${address}: ${response.status}`);
   return response;

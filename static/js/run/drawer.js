@@ -3,7 +3,7 @@
 // opens it.
 
 import { $, h, url } from "../lib/dom.js";
-import { getHTML } from "../lib/live.js";
+import { getHTML, NotFound } from "../lib/live.js";
 
 const OPENED = "drawer"; // state of a history entry that opened the drawer
 const AGAIN_MS = 5000; // minimum interval between requests for a replica
@@ -23,25 +23,26 @@ export function drawer(context) {
 
   async function load(name) {
     asked = performance.now();
-    const [kind, number] = name.split("-");
-    const addresses = { replica: place.dataset.replica, event: place.dataset.event };
-    if (!addresses[kind] || !/^\d+$/.test(number)) return;
+    const [, kind, number] = /^(replica|event)-(\d+)$/.exec(name) ?? [];
+    if (!kind) return explain("The address names no replica, round or event.");
     try {
-      const html = await getHTML(addresses[kind].replace(/\/0$/, `/${number}`));
+      const html = await getHTML(place.dataset[kind].replace(/\/0$/, `/${number}`));
+      if (shown === name) content.innerHTML = html;
+    } catch (error) {
       if (shown !== name) return;
-      content.innerHTML = html;
-    } catch {
-      if (!content.children.length)
-        content.replaceChildren(h("p.empty-s", {}, `${kind} ${number} was not found.`));
+      if (error instanceof NotFound) explain(`This run has no ${kind} ${number}.`);
+      else if (!content.children.length) explain("The details couldn't be loaded.");
     }
   }
+
+  const explain = (text) => content.replaceChildren(h("p.empty-s", {}, text));
 
   async function show({ focus = false } = {}) {
     const name = addressed();
     if (name === shown) return;
     shown = name;
-    const round = name.startsWith("round-");
-    context.selected = round ? Number(url.get("round")) || null : null;
+    context.selected = name.startsWith("round-") ? Number(url.get("round")) || null : null;
+    const round = context.selected !== null;
     place.hidden = !name;
     page.toggleAttribute("data-drawer-open", Boolean(name));
     rounds.hidden = !round;

@@ -2,7 +2,7 @@
 
 import * as format from "../lib/format.js";
 import { cellOf, h, icon, keyed, setState, setText, stateBadge, table } from "../lib/dom.js";
-import { getJSON } from "../lib/live.js";
+import { getJSON, NotFound } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import { timeElement } from "../lib/times.js";
 import { WHY, withOutcome } from "./grid.js";
@@ -28,9 +28,17 @@ export function roundDetail(context, card) {
       if (loaded !== wanted) return;
       round = answer.round;
       show();
-    } catch {
-      loaded = ""; // not found, or the connection indicator shows the state
+    } catch (error) {
+      if (loaded !== wanted) return;
+      if (error instanceof NotFound) return explain(number);
+      loaded = ""; // the connection indicator shows the state
     }
+  }
+  function explain(number) {
+    card.replaceChildren(
+      h("h2", { id: "h-round" }, `Round ${number}`),
+      h("p.empty-s", {}, `This run has no round ${number}.`),
+    );
   }
   function show() {
     const number = context.selected;

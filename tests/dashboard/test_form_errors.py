@@ -1,0 +1,38 @@
+"""Errors of forms begin with a capital letter, whichever layer of the domain wrote them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dashboard.templatetags.ui import sentence
+
+TEMPLATES = Path(__file__).parents[2] / "templates"
+ERRORS = re.compile(r"\{% for error in [\w.]+ %\}(.*?)\{% endfor %\}", re.DOTALL)
+
+
+def test_every_template_capitalises_errors_of_forms() -> None:
+    shown = 0
+    for path in TEMPLATES.rglob("*.html"):
+        text = path.read_text()
+        for block in ERRORS.findall(text):
+            shown += 1
+            assert "{{ error|sentence }}" in block, path
+        assert text.count(".non_field_errors") <= 2, path
+    assert shown >= 3
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("expected a number, found 'x'", "Expected a number, found 'x'"),
+        ("stat:x: expected one of state", "stat:x: expected one of state"),
+        ("outer_lr has no effect", "outer_lr has no effect"),
+        ("'paper' has been deleted meanwhile", "'paper' has been deleted meanwhile"),
+        ("", ""),
+    ],
+)
+def test_names_and_terms_stay_as_they_are(message: str, shown: str) -> None:
+    assert sentence(message) == shown
