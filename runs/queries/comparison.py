@@ -20,7 +20,7 @@ from django.utils import timezone
 from numpy.typing import NDArray
 
 from diloco.protocol.settings import setting_fields
-from runs.json_values import finite
+from runs.json_values import finite, mapping
 from runs.metrics.blocks import Points, concatenate, thin
 from runs.metrics.round_strips import GROUPS
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
@@ -219,8 +219,8 @@ def _document(run: Run) -> dict[str, Any]:
         for pool in run.pools.all()
     ]
     return {
-        **{f"settings.{name}": value for name, value in run.group_settings.items()},
-        **{f"workload.{name}": value for name, value in run.workload.items()},
+        **{f"settings.{name}": value for name, value in mapping(run.group_settings).items()},
+        **{f"workload.{name}": value for name, value in mapping(run.workload).items()},
         "pools": ", ".join(pools),
         "time_limit_s": run.time_limit_s,
         "budget_usd": run.budget_usd,

@@ -18,6 +18,7 @@ from runs.models import Run
 from runs.queries import table
 from runs.queries.listing import SORTS
 from tests.browser import seed
+from tests.dashboard.page_harness import make_runs
 
 pytestmark = pytest.mark.django_db
 
@@ -257,3 +258,11 @@ def test_silent_runs_are_marked_as_stale(
         for place in ("", "replicas/0/"):
             page = client.get(f"/runs/{Run.objects.get(name=name).pk}/{place}").content.decode()
             assert bool(re.search(r'data-banner="stale"[^>]* hidden>', page)) == hidden
+
+
+@pytest.mark.parametrize("path", ["/?differ=1", "/compare?ids={}"])
+def test_damaged_columns_break_no_page(client: Client, operator_user: Any, path: str) -> None:
+    runs = make_runs(operator_user, 2)
+    type(runs[0]).objects.filter(pk=runs[0].pk).update(group_settings=[1], workload="x")
+    response = client.get(path.format(",".join(str(run.pk) for run in runs)))
+    assert response.status_code == 200
