@@ -100,9 +100,9 @@ def test_a_pool_is_added(client: Client, run: Run) -> None:
     ("change", "field", "text"),
     [
         ({"count": "0"}, "count", "greater than or equal to 1"),
-        ({"count": "900"}, "backend", "expected at most"),
-        ({"hardware": "modal:H100"}, "hardware", "expected hardware of Local processes"),
-        ({"backend": "modal", "hardware": "modal:H100"}, "backend", "expected a backend that can"),
+        ({"count": "900"}, "backend", "Expected at most"),
+        ({"hardware": "modal:H100"}, "hardware", "Expected hardware of Local processes"),
+        ({"backend": "modal", "hardware": "modal:H100"}, "backend", "Expected a backend that can"),
     ],
 )
 def test_pool_errors_are_shown_at_their_field(
@@ -131,6 +131,6 @@ def test_no_pool_can_be_added_to_an_ended_run(client: Client, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(state="succeeded")
     response = client.post(url("pool-add", run), pool_fields())
     assert response.status_code == 422
-    assert "expected a run that is working, found one succeeded" in response.content.decode()
+    assert "Expected a run that is working, found one succeeded" in response.content.decode()
     page = client.get(url("run", run) + "?tab=replicas").content.decode()
     assert "Add a pool" not in page

@@ -89,7 +89,7 @@ def test_a_wrong_evaluation_is_refused_at_its_field(client: Client, operator_use
     answer = client.post("/runs/new", sent)
     assert answer.status_code == 422
     assert answer.context["form"].all_errors == {
-        "evaluations.1.name": ["Enter another name; the run has this one"]
+        "evaluations.1.name": ["enter another name; the run has this one"]
     }
     assert "s-evaluations" in answer.context["open"]
     assert not Run.objects.exists()

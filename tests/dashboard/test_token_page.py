@@ -113,7 +113,7 @@ def test_the_number_of_tokens_is_limited(owner: Any, monkeypatch: pytest.MonkeyP
     assert client.post("/settings/tokens", FORM).status_code == 200
     response = client.post("/settings/tokens", FORM)
     assert response.status_code == 422
-    assert "expected at most 1 tokens" in response.content.decode()
+    assert "Expected at most 1 tokens" in response.content.decode()
 
 
 @pytest.mark.parametrize(
