@@ -102,12 +102,13 @@ function runsPage() {
     query.set("since", list.dataset.since);
     return `${list.dataset.poll}?${query}`;
   };
-  const newest = inOrder(() => getJSON(address()));
+  const load = () => getJSON(address());
+  const [newest, counted] = [inOrder(load), inOrder(load)];
   let asking = 0;
   function countNew() {
     asking ||= setTimeout(async () => {
       asking = 0;
-      announce((await newest().catch(() => {}))?.new);
+      announce((await counted().catch(() => {}))?.new);
     }, 300);
   }
 
