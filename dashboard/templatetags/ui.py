@@ -132,7 +132,7 @@ def cause_word(name: str) -> str:
     return name.replace("_", " ")
 
 
-@register.filter
+@register.filter(is_safe=True)
 def sentence(message: object) -> str:
     """An error with a capital at its beginning, unless that is a term, a name or a value. The
     domain writes them for the end of a line: ``outer_lr: expected 0 or more``."""

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from django.template import Context, Template
+from django.utils.html import format_html
 
 from dashboard.templatetags.ui import sentence
 
@@ -36,3 +38,9 @@ def test_every_template_capitalises_errors_of_forms() -> None:
 )
 def test_names_and_terms_stay_as_they_are(message: str, shown: str) -> None:
     assert sentence(message) == shown
+
+
+def test_escaped_messages_are_not_escaped_again() -> None:
+    template = Template("{% load ui %}{{ message|sentence }} {{ plain|sentence }}")
+    context = Context({"message": format_html("found {}", "<"), "plain": "found <"})
+    assert template.render(context) == "Found &lt; Found &lt;"
