@@ -100,13 +100,14 @@ def ingest_telemetry(
         changes=changes,
         budget=budget or Unlimited(),
         quarantine=quarantine or Quarantine(run, now=now),
+        ended=ended,
         skips_gaps=skips_gaps,
     )
     cursors = _open_cursors(run, {r.number: r for r in replicas}, incarnations, now)
     cursors.sort(key=lambda cursor: (telemetry.failures_of(cursor), cursor.moved_at))
     if telemetry.quarantine.careful:
         return telemetry.read_carefully(cursors)
-    return telemetry.read(cursors, ended=ended) if cursors else True
+    return telemetry.read(cursors) if cursors else True
 
 
 @dataclass(kw_only=True)
@@ -119,12 +120,13 @@ class _TelemetryPass:
     changes: Changes
     budget: Budget
     quarantine: Quarantine
+    ended: frozenset[int]
     skips_gaps: bool
 
     def __post_init__(self) -> None:
         self.bounds = RunBounds.of(self.run)
 
-    def read(self, cursors: Sequence[TelemetryCursor], *, ended: frozenset[int]) -> bool:
+    def read(self, cursors: Sequence[TelemetryCursor]) -> bool:
         """Read the new segments of all cursors; False if some are left."""
         skipped = [self._skipped(cursor) for cursor in cursors]
         with ThreadPoolExecutor(READERS) as pool:
@@ -140,7 +142,7 @@ class _TelemetryPass:
             can_store=self.budget.can_store,
         )
         unmoved = [b for b in batches if b.drained and not b.segments and b.cursor.pk not in stored]
-        skipped_some = self._end_drained(unmoved, ended)
+        skipped_some = self._end_drained(unmoved)
         return is_complete and not skipped_some and all(batch.drained for batch in batches)
 
     def read_carefully(self, cursors: Iterable[TelemetryCursor]) -> bool:
@@ -233,10 +235,13 @@ class _TelemetryPass:
         """Return the pack of a segment that is missing, empty without one. I/O only.
 
         Segments are packed many minutes after they were written. So a cursor that has just read all
-        segments, the usual case, asks for no pack.
+        segments, the usual case, asks for no pack, unless its process has ended: it would be ended
+        or moved on. An import reads everything at once.
         """
         cursor = fetched.cursor
-        if n > 1 and not fetched.data and self.now - cursor.moved_at < PACKED_AFTER:
+        follows = self.skips_gaps and cursor.replica.number not in self.ended
+        is_recent = self.now - cursor.moved_at < PACKED_AFTER
+        if follows and is_recent and n > 1 and not fetched.data:
             return {}
         try:
             segments = read_pack(self.store, cursor.replica.number, cursor.incarnation, n)
@@ -275,7 +280,7 @@ class _TelemetryPass:
         else:
             fetched.parsed.append((n, segment))
 
-    def _end_drained(self, batches: Iterable[Batch], ended: frozenset[int]) -> bool:
+    def _end_drained(self, batches: Iterable[Batch]) -> bool:
         """End the cursors without new segments whose process can write none; return whether any was
         moved past deleted segments instead."""
         skipped_some = False
@@ -289,13 +294,16 @@ class _TelemetryPass:
             cursor = batch.cursor
             superseded = cursor.incarnation < newest[cursor.replica.number]
             stale = superseded and self.now - cursor.moved_at > STALE_AFTER
-            is_over = cursor.replica.number in ended or stale
-            if (is_over or self.now - cursor.moved_at > DELETED_AFTER) and self._skip_gap(cursor):
+            is_over = cursor.replica.number in self.ended or stale
+            waits_long = self.now - cursor.moved_at > DELETED_AFTER and self.budget.has_room()
+            if (is_over or waits_long) and self._skip_gap(cursor):
                 skipped_some = True
-            elif is_over:
-                TelemetryCursor.objects.filter(pk=cursor.pk, next_n=cursor.next_n).update(
-                    ended=True
-                )
+                continue
+            same = TelemetryCursor.objects.filter(pk=cursor.pk, next_n=cursor.next_n)
+            if is_over:
+                same.update(ended=True)
+            elif waits_long:  # looking lists a folder, so it is repeated after as long
+                same.update(moved_at=self.now)
         return skipped_some
 
     def _skip_gap(self, cursor: TelemetryCursor) -> bool:

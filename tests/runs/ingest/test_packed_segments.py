@@ -9,8 +9,11 @@ from diloco.protocol.packed_telemetry import BLOCK, keys_of_block, pack_key
 from diloco.protocol.packed_telemetry import pack as make_pack
 from diloco.protocol.reading import READS
 from diloco.telemetry.compaction import pack_block
+from runs.ingest import telemetry
 from runs.ingest.telemetry import DELETED_AFTER
+from runs.metrics.changes import Changes
 from runs.models import Event
+from runs.restore import bucket_reader
 from tests.runs.ingest_harness import IngestHarness
 from tests.runs.run_harness import incarnation
 
@@ -147,6 +150,48 @@ def test_a_server_that_was_away_for_longer_than_telemetry_is_kept_reads_the_rest
     assert ingest.cursor().next_n == BLOCK + 4
     [event] = Event.objects.filter(kind="refused")
     assert event.message.startswith(f"{key(1)} refused: expected the segments up to {key(BLOCK)}")
+
+
+def test_packs_of_a_process_that_has_ended_are_read_in_passes_that_follow_at_once(
+    ingest: IngestHarness,
+) -> None:
+    """A pass reads fewer segments than a pack has."""
+    losses = write(ingest, 1, 2 * BLOCK + 3)
+    pack(ingest, 1, BLOCK)
+    pack(ingest, BLOCK + 1, 2 * BLOCK)
+    ingest.ended = frozenset({0})
+    for _ in range(6):
+        ingest.clock.pass_s(1.0)
+        ingest.ingest()
+    assert ingest.loss() == losses
+    assert ingest.cursor().ended
+    assert not Event.objects.filter(kind="refused").exists()
+
+
+@pytest.mark.parametrize("ended", [frozenset({0}), frozenset()])
+def test_an_import_reads_all_packs(ingest: IngestHarness, ended: frozenset[int]) -> None:
+    losses = write(ingest, 1, 2 * BLOCK + 3)
+    pack(ingest, 1, BLOCK)
+    pack(ingest, BLOCK + 1, 2 * BLOCK)
+    names = {0: incarnation(0)}
+    bucket_reader._read_all(ingest.run, ingest.bucket.store, names, ended=ended, changes=Changes())
+    assert ingest.loss() == losses
+
+
+def test_a_replica_that_waits_is_listed_once_in_half_an_hour(
+    ingest: IngestHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(ingest, 1, 2)
+    ingest.ingest()
+    asked: list[int] = []
+    monkeypatch.setattr(telemetry, "find_gap", lambda _, cursor: asked.append(cursor.next_n))
+    for _ in range(9):
+        ingest.clock.pass_s(DELETED_AFTER.total_seconds() / 4)
+        ingest.ingest()
+    assert sorted(asked) == [1, 3]  # of two replicas
+    ingest.clock.pass_s(DELETED_AFTER.total_seconds())
+    ingest.ingest()
+    assert sorted(asked) == [1, 1, 3, 3]
 
 
 def test_a_process_that_has_ended_is_read_to_its_end(ingest: IngestHarness) -> None:
