@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from diloco.inspection.reader import Reader
+from diloco.inspection.telemetry import _newest
 from diloco.protocol import keys
 from diloco.protocol.packed_telemetry import (
     BLOCK,
@@ -270,6 +271,17 @@ def test_readers_find_the_first_segment_that_is_left(store: Dying) -> None:
     assert next_segment(store, 1, OLD, 1) == BLOCK + 1
     assert next_segment(store, 1, OLD, BLOCK + 2) == 2 * BLOCK + 1
     assert next_segment(store, 1, OLD, 2 * BLOCK + 3) == next_segment(store, 1, NEW, 1) == 0
+
+
+@pytest.mark.parametrize("last", [BLOCK + 1, BLOCK + 3, 2 * BLOCK + 2])
+def test_inspect_finds_the_newest_segment_when_the_first_are_deleted(
+    store: Dying, last: int
+) -> None:
+    write_all(store, range(BLOCK + 1, last + 1))
+    with ThreadPoolExecutor(4) as pool:
+        reader = Reader(store, pool)
+        assert _newest(reader, Identity(replica=1, incarnation=OLD)) == last
+        assert _newest(reader, Identity(replica=1, incarnation=NEW)) == 0
 
 
 def test_inspect_reads_packed_segments(store: Dying) -> None:

@@ -84,6 +84,16 @@ def test_each_point_once_also_of_a_process_that_repeats_steps(uri: str, tmp_path
     assert len({(name, step) for name, step, _ in found}) == len(found)
 
 
+def test_segments_that_were_deleted_meanwhile_are_passed(uri: str, tmp_path: Path) -> None:
+    assert mirror(uri, tmp_path) == 0
+    store = open_store(uri)
+    put(store, segment(70, 700))
+    put(store, segment(71, 710))
+    assert mirror(uri, tmp_path) == 0
+    steps = [step for name, step, _ in scalars(tmp_path) if name == "replica/0/loss"]
+    assert sorted(steps) == [*range(20), *range(700, 720)]
+
+
 def test_a_command_that_was_killed_continues(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
