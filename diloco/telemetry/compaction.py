@@ -94,7 +94,8 @@ class Compaction:
         packed: set[tuple[str, int]] = set()
         for info in self._store.list(keys.telemetry_of(replica)):
             if (parsed := keys.parse_telemetry_pack(info.key)) and parsed[1] < own:
-                packed.add(parsed[1:])
+                if parsed[2] == first_of_block(parsed[2]):  # otherwise no replica wrote it
+                    packed.add(parsed[1:])
             elif (parsed := keys.parse_telemetry(info.key)) and parsed[1] < own:
                 single[parsed[1], first_of_block(parsed[2])].append(parsed[2])
         self._blocks = sorted(packed | single.keys())

@@ -139,6 +139,16 @@ def test_more_old_blocks_than_are_kept_are_not_packed_first(
     assert left == [pack_key(1, "00004-00000000", 1)] and not caplog.records
 
 
+def test_a_pack_that_begins_within_a_block_deletes_nothing(store: Dying) -> None:
+    write_all(store, range(1, BLOCK + 1))
+    store.put(keys.telemetry_pack(1, OLD, 7), b"no pack")
+    newest = Identity(replica=1, incarnation=NEW)
+    compaction = Compaction(store, newest, is_over=lambda: False, packs_kept=1)
+    for n in range(1, 4):
+        compaction.run(n)
+    assert numbers_read(store, BLOCK, OLD) == list(range(1, BLOCK + 1))
+
+
 def test_a_deletion_that_fails_is_repeated(store: Dying) -> None:
     write_all(store, range(1, 3))
     write_all(store, range(1, 3), NEW)
