@@ -48,13 +48,13 @@ run: setup-run ## start the server without a demo run
 PYTEST := $(BIN)/python -m pytest -n auto
 
 # Only these files have to be collected for the slow tests.
-SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow\b' tests)
+SLOW = $(shell grep -rlwE --include='test_*.py' 'mark\.slow|tests\.matrix|every_harness' tests)
 
 test: python ## all tests but the slow ones; ARGS='-k name' is passed to pytest
 	@$(PYTHON) $(SETUP) dev --browser
 	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) -m 'not slow' $(ARGS)
 
-test-slow: python ## the slow tests: whole servers, demos, examples, a crawl of the API; ARGS as above
+test-slow: python ## the slow tests: whole servers, demos, examples, long tables; ARGS as above
 	@$(PYTHON) $(SETUP) dev --browser
 	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) -m slow $(SLOW) $(ARGS)
 

@@ -48,9 +48,9 @@ def stage(item: pytest.Item) -> tuple[int, bool]:
 
 
 def minutes(item: pytest.Item) -> float:
-    """Return how long its file takes, from the marker ``slow``; 0 without it."""
+    """Return how long its file takes, from the marker ``slow``; 0 if it has none."""
     marker = item.get_closest_marker("slow")
-    return float(marker.kwargs["minutes"]) if marker else 0.0
+    return float(marker.kwargs.get("minutes", 0)) if marker else 0.0
 
 
 def weight(item: pytest.Item) -> int:

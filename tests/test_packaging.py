@@ -158,6 +158,7 @@ def test_without_torch_a_command_is_one_line(installed: Path, name: str) -> None
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_whole_run(installed: Path, tmp_path: Path) -> None:
     uri = str(tmp_path / "run")
     options = "--own-loop --num-replicas 1 --sync-every 2 --total-rounds 2 --warmup-steps 0"

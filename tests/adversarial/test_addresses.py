@@ -13,6 +13,7 @@ from tests.statements import Recorder
 
 
 @pytest.mark.django_db
+@pytest.mark.slow
 def test_variants_send_no_other_statement(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = seed.user("owner", "operator")
     run = seed.run(owner, committed=2, replicas=2)

@@ -22,7 +22,7 @@ from runs.models import Event, LogLine, MetricBlock, Round
 from tests.adversarial.addresses import broken
 from tests.adversarial.records import RECORDS, hostile
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 STATEMENTS = 100 * max(RECORDS, 40)
 """Limit of one tick, far above its need: the content of records must not increase the number."""

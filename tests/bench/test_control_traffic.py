@@ -23,6 +23,7 @@ def straggling() -> Measured:
     return measure(Case(replicas=8, rounds=2, straggler=True))
 
 
+@pytest.mark.slow
 def test_the_counts_are_a_function_of_the_seed(straggling: Measured) -> None:
     assert measure(Case(replicas=8, rounds=2, straggler=True)) == straggling
 

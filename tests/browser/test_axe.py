@@ -24,6 +24,7 @@ from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import BLANK, PASSWORD, Site, Window, expect_address
 from tests.browser.contexts import ContextPool
 from tests.browser.test_times import check_times
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -253,7 +254,7 @@ def part_of(name: str) -> str:
     return f"[data-panel={tab}]" if is_tab else "html"
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@matrix("name", SCREENS, fast=("run-overview", "new", "sweep", "credentials"))
 def test_screen(
     shared: Window,
     runs: dict[str, str],
@@ -271,7 +272,7 @@ def test_screen(
             shared.errors[:] = [error for error in shared.errors if "404" not in error]
 
 
-@pytest.mark.parametrize("action", ["Stop", "Delete"])
+@matrix("action", ["Stop", "Delete"], fast=1)
 def test_bulk_confirmation_screen(
     window: Window, runs: dict[str, str], action: str, contrast: Contrast
 ) -> None:
@@ -284,7 +285,7 @@ def test_bulk_confirmation_screen(
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("name", WITHOUT_SIGN_IN)
+@matrix("name", WITHOUT_SIGN_IN, fast=1)
 def test_screen_without_sign_in(window: Window, name: str, contrast: Contrast) -> None:
     page = window.open(WITHOUT_SIGN_IN[name], user=None)
     problems = examine(window, page, name, contrast)
@@ -298,7 +299,7 @@ print(server_error(RequestFactory().get("/")).content.decode())
 """
 
 
-@pytest.mark.parametrize("status", [403, 500])
+@matrix("status", [403, 500], fast=1)
 def test_error_screen(window: Window, site: Site, status: int, contrast: Contrast) -> None:
     page = window.open(BLANK, user="vera")
     if status == 500:  # no page of the site fails
@@ -314,6 +315,7 @@ def test_error_screen(window: Window, site: Site, status: int, contrast: Contras
     window.errors[:] = [error for error in window.errors if str(status) not in error]
 
 
+@pytest.mark.slow
 def test_what_opens_on_the_run_page(
     window: Window, runs: dict[str, str], contrast: Contrast
 ) -> None:
@@ -347,6 +349,7 @@ def test_what_opens_on_the_run_page(
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.slow
 def test_menus_of_the_list(window: Window, runs: dict[str, str], contrast: Contrast) -> None:
     page = window.open("/", user="admin")
     problems = []

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.processes,
     pytest.mark.weight(4),
+    pytest.mark.slow,
     pytest.mark.usefixtures("own_database"),
 ]
 

@@ -14,6 +14,7 @@ from tests.browser.test_axe import WIDTHS, examine
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.weight(8),
+    pytest.mark.slow,
     pytest.mark.usefixtures("own_database"),
 ]
 

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import BLANK, Site, Window, eventually
+from tests.matrix import matrix
 
 pytestmark = [pytest.mark.browser, pytest.mark.weight(5)]
 
@@ -36,7 +37,7 @@ new PerformanceObserver((list) => {
 """
 
 
-@pytest.mark.parametrize(("replicas", "width"), [(4, 1440), (40, 1440), (4, 390)])
+@matrix(("replicas", "width"), [(4, 1440), (40, 1440), (4, 390)], fast=1)
 def test_nothing_moves_while_the_page_loads(
     window: Window, site: Site, replicas: int, width: int
 ) -> None:
@@ -86,6 +87,7 @@ TABS = {
 """Selector of an element that each tab shows once it is loaded."""
 
 
+@pytest.mark.slow
 def test_nothing_moves_in_a_tab_that_the_address_opens(window: Window, site: Site) -> None:
     # A run without data for three minutes has a banner, and on a busy machine they pass here.
     run = site.python(
@@ -132,6 +134,7 @@ def test_nothing_moves_at_the_start_and_the_end_of_a_run(window: Window, site: S
     assert moved(page, f"/runs/{done}/", "[data-result-note]:not(:empty)") == []
 
 
+@pytest.mark.slow
 def test_nothing_moves_on_other_pages(window: Window, site: Site) -> None:
     ids = [site.seed(f"name='Page {n}', committed=4") for n in range(2)]
     board = site.python(

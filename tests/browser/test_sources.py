@@ -31,6 +31,7 @@ def scripts(page: Any) -> set[str]:
     return {path for path in page.evaluate(entries) if path.endswith(".js")}
 
 
+@pytest.mark.slow
 def test_unbundled_modules_work(browser: Browser, debug_site: Site) -> None:
     run = debug_site.seed("name='Unbundled', committed=4")
     with opened_window(browser, debug_site, "sources") as window:

@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, Route
 from dashboard.views.styleguide import NOW, styleguide
 from tests.browser.accessibility import describe, violations
 from tests.browser.conftest import ARTIFACTS, PATIENCE_MS
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -85,7 +86,7 @@ def forced_states(page: Page) -> Iterator[None]:
     cdp.detach()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@matrix("scheme", ["light", "dark"], fast=1)
 def test_components_look_as_before(guide: Page, scheme: Any) -> None:
     guide.emulate_media(color_scheme=scheme)
     found = violations(guide)

@@ -30,11 +30,14 @@ from diloco.store.open import open_store
 from diloco.store.remote import PerProcessStore
 from diloco.store.retry import RetryingStore
 from tests.diloco.faulty_store import Faults, FaultyStore
+from tests.matrix import slow_except
 
 MakeStore = Callable[[], Store]
 
 
 URIS = {"s3": "s3_uri", "s3fs": "s3_uri", "gs": "gcs_uri", "az": "azure_uri", "hf": "hub_uri"}
+FAST = ("local", "memory", "s3")
+"""The stores of ``make test``; the others differ by their client or emulator."""
 
 
 def _maker(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
@@ -51,12 +54,14 @@ def _maker(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     return lambda: open_store(uri)
 
 
-@pytest.fixture(params=["local", "memory", *URIS])
+@pytest.fixture(params=slow_except(FAST, ["local", "memory", *URIS]))
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     return _maker(request, tmp_path)
 
 
-@pytest.fixture(params=["local", "memory", *(name for name in URIS if name != "hf")])
+@pytest.fixture(
+    params=slow_except(FAST, ["local", "memory", *(name for name in URIS if name != "hf")])
+)
 def make_creator(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     """Stores with an atomic create; for hf see test_store_without_create.py."""
     return _maker(request, tmp_path)

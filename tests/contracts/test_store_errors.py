@@ -14,6 +14,7 @@ from diloco.store import fsspec, s3
 from diloco.store.base import MissingKey, Store, StoreDenied, StoreUnavailable
 from diloco.store.fsspec import FsspecStore
 from diloco.store.s3 import ObstoreStore
+from tests.matrix import slow_except
 from tests.servers import free_ports
 
 ERROR = "<Error><Code>{}</Code><Message>injected</Message></Error>"
@@ -92,7 +93,7 @@ CLIENTS: dict[str, Callable[[], Store]] = {
 }
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture(params=slow_except(("obstore", "gs"), CLIENTS))
 def client(request: pytest.FixtureRequest) -> Callable[[], Store]:
     return CLIENTS[request.param]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.matrix import matrix
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ assert isinstance(store.inner, engine)
 """
 
 
-@pytest.mark.parametrize("engine", ["obstore", "s3fs"])
+@matrix("engine", ["obstore", "s3fs"], fast=1)
 def test_forked_child_opens_a_new_client(s3_uri: str, engine: str) -> None:
     command = [sys.executable, "-c", SCRIPT, s3_uri, engine]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

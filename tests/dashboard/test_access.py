@@ -15,6 +15,7 @@ from diloco.store.open import open_store
 from runs.models import Checkpoint, Run, Sweep
 from tests.browser import seed, seed_evaluations, seed_fleet
 from tests.dashboard.page_harness import KINDS, client_for, make_user
+from tests.matrix import matrix
 from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
@@ -157,7 +158,7 @@ def test_every_url_is_in_the_table() -> None:
     assert names == set(PAGES) | TESTED_ELSEWHERE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@matrix("kind", KINDS, fast=("viewer",))
 @pytest.mark.parametrize("name", PAGES)
 def test_status_of_every_view_by_role(name: str, kind: str, run: Run) -> None:
     method, *expected = PAGES[name]

@@ -14,6 +14,7 @@ import pytest
 from django.core.checks import Tags, run_checks
 
 from dashboard import checks
+from tests.matrix import matrix
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -74,6 +75,7 @@ def test_missing_settings_are_reported(production: dict[str, str]) -> None:
         assert name in output, f"{name} is not named"
 
 
+@pytest.mark.slow
 def test_debug_and_a_short_secret_key_are_reported_by_django(production: dict[str, str]) -> None:
     wrong = {"ARCHIPELAGO_DEBUG": "1", "ARCHIPELAGO_SECRET_KEY": "short"}
     assert deploy_check(production | wrong)[1] == {"security.W018", "security.W009"}
@@ -127,7 +129,7 @@ def test_behind_tls_missing_settings_are_logged(
     assert any("archipelago.W104" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("service", ["web", "worker", "beat"])
+@matrix("service", ["web", "worker", "beat"], fast=("beat",))
 def test_each_service_reports_invalid_settings(production: dict[str, str], service: str) -> None:
     from dashboard.server import commands
 

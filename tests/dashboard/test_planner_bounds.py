@@ -97,6 +97,7 @@ def test_the_largest_model_is_planned_in_constant_memory(
         assert result.chosen.up_bytes > largest
 
 
+@pytest.mark.slow
 def test_every_corner_of_the_bounds_gives_finite_numbers() -> None:
     chance = random.Random(0)
     answered = 0

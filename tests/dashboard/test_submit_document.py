@@ -214,6 +214,7 @@ DOCUMENTS = some_of(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(
     max_examples=80,
     deadline=None,

@@ -16,6 +16,7 @@ from executors.registry import BACKENDS as EXECUTORS
 from executors.registry import get_executor
 from tests.emulators.__main__ import BACKENDS, main
 from tests.executors.harnesses import LIMIT_S, is_gone, launch, number_in, wait_for
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +27,7 @@ def test_every_remote_backend_has_one() -> None:
     assert ["local", *BACKENDS] == list(EXECUTORS)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@matrix("backend", BACKENDS, fast=1)
 def test_the_printed_configuration_connects_an_executor(backend: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.emulators", backend, "--state", tmp_path / "state"],

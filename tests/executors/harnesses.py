@@ -33,9 +33,12 @@ from executors.base import (
 from executors.executor import Executor
 from executors.registry import BACKENDS
 from tests.emulators.interruptions import Interruption
+from tests.matrix import slow_except
 
 HERE = Path(__file__).parent
 DEPLOYMENT = "contract"
+FAST = ("local", "huggingface")
+"""One whose jobs are processes of this machine, and one with a server."""
 LIMIT_S = 240.0
 """Upper bound of every wait, for a busy machine; durations are not asserted."""
 
@@ -138,9 +141,11 @@ def harness_class(backend: str) -> type[Harness]:
 
 
 def every_harness(*features: str) -> pytest.MarkDecorator:
-    """Run a test, by its fixture ``harness``, in every harness with these features."""
+    """Run a test, by its fixture ``harness``, in every harness with these features. ``make test``
+    runs it in :data:`FAST` ones."""
     able = [name for name in BACKENDS if not any(reason_without(name, each) for each in features)]
-    return pytest.mark.parametrize("harness", able, indirect=True)
+    fast = [name for name in FAST if name in able] or able[:1]
+    return pytest.mark.parametrize("harness", slow_except(fast, able), indirect=True)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.matrix import matrix
 from tests.torchft.wheel import need_torchft
 
 need_torchft()
@@ -43,7 +44,7 @@ def assert_same(actual: list[History], expected: list[History]) -> None:
             torch.testing.assert_close(own[2], reference[2], msg=lambda m, at=where: f"{at}: {m}")
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@matrix("name", TRAININGS, fast=("ddp, synchronous", "Streaming DiLoCo"))
 def test_histories_are_the_same(name: str, tmp_path: Path) -> None:
     expected = train_with_torchft(TRAININGS[name])
     assert expected[0][-1][0] > 1
@@ -130,7 +131,7 @@ def eager_callbacks(manager: type[Manager]) -> type[Manager]:
     return Broken
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("broken", "name"),
     [
         (never_communicating, "ddp"),
@@ -146,6 +147,7 @@ def eager_callbacks(manager: type[Manager]) -> type[Manager]:
         (commit_never_fails, "Streaming DiLoCo"),
         (eager_callbacks, "DiLoCo, in buckets"),
     ],
+    fast=2,
 )
 def test_broken_manager_is_detected(
     broken: Callable[[type[Manager]], type[Manager]], name: str, tmp_path: Path

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.matrix import matrix
 from tests.torchft.wheel import need_torchft
 
 need_torchft()
@@ -60,7 +61,7 @@ INTEGRATION = cases_of("torchft.manager_integ_test") + cases_of("torchft.local_s
 REGRESSION = cases_of("torchft.diloco_regression_test")
 
 
-@pytest.mark.parametrize("case", INTEGRATION, ids=lambda case: case.id().rpartition(".")[2])
+@matrix("case", INTEGRATION, fast=6, ids=lambda case: case.id().rpartition(".")[2])
 def test_integration(
     case: unittest.TestCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +81,7 @@ def fixtures(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("case", REGRESSION, ids=lambda case: case.id().rpartition(".")[2])
+@matrix("case", REGRESSION, fast=1, ids=lambda case: case.id().rpartition(".")[2])
 def test_histories_equal_those_of_torchfts_manager(
     case: unittest.TestCase, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from runs.queries.panel_layout import PanelLayout
 from tests.browser import seed, seed_evaluations
 from tests.dashboard.api.conftest import run_with_attempts
 from tests.dashboard.page_harness import KINDS, client_for
+from tests.matrix import matrix
 from tests.module_rows import Unblock
 
 pytestmark = pytest.mark.django_db
@@ -266,14 +267,14 @@ def evaluation_of(run: Any) -> int:
     return pk
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@matrix("kind", KINDS, fast=("viewer",))
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_session(method: str, path: str, kind: str, run: Run, call: Call) -> None:
     response = call(client_for(kind, run.owner), method, path)
     assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
-@pytest.mark.parametrize("kind", ROLES)
+@matrix("kind", ROLES, fast=("viewer",))
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_token(method: str, path: str, kind: str, call: Call, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of(kind, ROLES[kind])}"}

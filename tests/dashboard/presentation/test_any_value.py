@@ -23,6 +23,7 @@ from runs.queries.comparison import MEASURES
 from tests.adversarial.addresses import broken
 from tests.adversarial.records import EXTREMES
 from tests.browser import seed, seed_fleet
+from tests.matrix import matrix
 
 SHOWN = (
     formats.count,
@@ -148,7 +149,7 @@ EXTREME_COLUMNS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("fields", EXTREME_COLUMNS, ids=str)
+@matrix("fields", EXTREME_COLUMNS, fast=1, ids=str)
 def test_every_page_renders_a_run_with_extreme_values(client: Any, fields: dict[str, Any]) -> None:
     from django.utils import timezone
 
@@ -163,6 +164,7 @@ def test_every_page_renders_a_run_with_extreme_values(client: Any, fields: dict[
 
 
 @pytest.mark.django_db
+@pytest.mark.slow
 def test_every_page_renders_attempts_with_malformed_handles(client: Any) -> None:
     from django.utils import timezone
 

@@ -25,6 +25,7 @@ from diloco.protocol.blocks import HEADER_BYTES, Span
 from diloco.protocol.payload_size import CODEC_SHAPES
 from diloco.protocol.records import Identity
 from diloco.protocol.telemetry import RoundReport, Segment
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 ME = Identity(replica=0, incarnation="00001-00000000")
@@ -158,9 +159,11 @@ def assert_reported(group: Any, replicas: int) -> None:
             assert -1 < value < 1
 
 
-@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
-@pytest.mark.parametrize(
-    ("codec", "merge"), [*((codec, "mean") for codec in CODECS), ("int8", "rda"), ("fp32", "rda")]
+@matrix("plan", ["gather", "sharded", "syncer"], fast=("sharded",))
+@matrix(
+    ("codec", "merge"),
+    [*((codec, "mean") for codec in CODECS), ("int8", "rda"), ("fp32", "rda")],
+    fast=[("int8", "mean"), ("fp32", "rda")],
 )
 def test_every_replica_reports_its_cosine_with_every_plan_and_codec(
     tiny_group: MakeGroup, plan: str, codec: str, merge: str

@@ -28,6 +28,7 @@ from diloco.protocol.records import Identity, Plan, PlannedContribution
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore
 from tests.diloco.exchange.planned import planned
+from tests.matrix import matrix
 
 INCARNATION = "00001-00000000"
 FIRST = 300_001
@@ -104,7 +105,7 @@ def test_a_payload_in_slices_has_the_bytes_and_the_record_of_a_whole_one(
     assert joined == whole.get(keys.contribution_payload(1, 0, INCARNATION))
 
 
-@pytest.mark.parametrize("codec", CODEC_SHAPES)
+@matrix("codec", CODEC_SHAPES, fast=("fp32", "int8"))
 def test_slices_of_a_reduction_have_the_bits_of_a_whole_one(tmp_path: Path, codec: str) -> None:
     settings = GroupSettings(codec=codec, topk=64)
     coder = get_codec(codec, topk=64)

@@ -15,6 +15,7 @@ from diloco.errors import ReplicaError
 from diloco.training.final_result import read_final
 from diloco.training.stored_objects import load_tensors
 from tests.diloco.conftest import TinyGroup
+from tests.matrix import matrix
 
 if TYPE_CHECKING:
     from tests.diloco.integrations.trainer_harness import Training
@@ -98,7 +99,7 @@ def test_tokens_and_losses_are_those_of_the_labels(
     assert commit.loss == pytest.approx(float(per_step.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["relaunched", "late"])
+@matrix("number", [0, 1], fast=1, ids=["relaunched", "late"])
 def test_a_late_trainer_continues_at_the_runs_position(
     tiny_group: MakeGroup, make_training: Callable[..., Training], number: int
 ) -> None:

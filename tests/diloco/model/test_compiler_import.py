@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.source_texts import ROOT
 
 # In a new process, because this one may have imported the compiler for another test.
@@ -63,6 +65,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_neither_a_replica_nor_an_optimizer_imports_the_compiler(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

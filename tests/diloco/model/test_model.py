@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.diloco.model.check import run_seed
+from tests.matrix import matrix
 
 
-@pytest.mark.parametrize("seed", range(6))
+@matrix("seed", range(6), fast=2)
 def test_the_invariants_hold_under_faults(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.failure == "", f"python bench/model_check.py --first {seed} --seeds 1 --verbose"

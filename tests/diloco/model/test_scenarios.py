@@ -23,6 +23,7 @@ from diloco.store.base import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
 from tests.diloco.model.harness import Coordinates, Harness, Scenario, virtual
+from tests.matrix import matrix
 
 
 def make_harness(
@@ -97,8 +98,10 @@ def ends(harness: Harness) -> list[tuple[str, str]]:
     return [(life.reason, repr(life.error)) for life in harness.lives]
 
 
-@pytest.mark.parametrize(
-    ("plan", "kind"), [("gather", ".bin"), ("sharded", ".bin"), ("sharded", "/reduced/")]
+@matrix(
+    ("plan", "kind"),
+    [("gather", ".bin"), ("sharded", ".bin"), ("sharded", "/reduced/")],
+    fast=[("sharded", ".bin")],
 )
 def test_objects_damaged_after_the_commit_do_not_stop_the_quorum(plan: str, kind: str) -> None:
     """The committer has applied the round; the others cannot read its payloads, and the quorum
@@ -191,8 +194,8 @@ def test_a_damaged_contribution_record_is_rewritten() -> None:
     assert ends(harness) == [("completed", "None")] * 3 and len(spoilt) == 2
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
-@pytest.mark.parametrize("steps", [1, 3])
+@matrix("overlap", [0, 2], fast=1)
+@matrix("steps", [1, 3], fast=1)
 @pytest.mark.parametrize("damage", [destroy, remove])
 def test_a_damaged_contribution_of_a_process_that_left_is_repeated(
     damage: Callable[[Bucket, str], None], steps: int, overlap: int
@@ -249,7 +252,7 @@ def test_a_plan_damaged_when_its_planner_dies_voids_the_round(plan: str) -> None
 
 
 @pytest.mark.parametrize("planner", ["lives", "dies"])
-@pytest.mark.parametrize("damage", ["mode", "weight", "contributions", "owners"])
+@matrix("damage", ["mode", "weight", "contributions", "owners"], fast=("weight",))
 def test_a_refused_plan_ends_no_replica(damage: str, planner: str) -> None:
     """Its bytes are intact, but no planner makes it: a round without a commit is void."""
     harness = make_harness(reduce_plan="sharded" if damage == "owners" else "gather")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from diloco.protocol import blocks, keys
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 
@@ -56,8 +57,8 @@ def train(group: Any, replicas: int = 3, *, syncer: bool = False, **start: Any) 
     return members
 
 
-@pytest.mark.parametrize("merge", ["mean", "rda"])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "topk"])
+@matrix("merge", ["mean", "rda"], fast=1)
+@matrix("codec", ["fp32", "bf16", "int8", "topk"], fast=("fp32", "int8"))
 def test_all_plans_produce_the_same_bits(make_groups: MakeGroup, codec: str, merge: str) -> None:
     ends = {}
     for plan in ("gather", "sharded", "syncer"):
@@ -100,7 +101,7 @@ TRAPS = [
 ]
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
+@matrix("trap", TRAPS, fast=2, ids=lambda trap: "-".join(trap))
 def test_an_owner_killed_at_any_step_does_not_stop_the_others(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:

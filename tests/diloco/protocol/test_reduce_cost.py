@@ -21,12 +21,13 @@ from diloco.protocol.blocks import (
 )
 from diloco.protocol.payload_size import FULL_MEAN
 from diloco.protocol.reduce_cost import cheapest_plan, round_cost, shards_per_owner
+from tests.matrix import matrix
 
 NUMEL = 50_003
 """Thirteen blocks of 4,096 elements: unequal shards, and a last block of 851."""
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4, 5])
+@matrix("replicas", [2, 3, 4, 5], fast=(3,))
 @pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
 def test_a_round_transfers_exactly_the_computed_bytes(
     tmp_path: Path, plan: str, replicas: int
@@ -50,7 +51,7 @@ def test_large_shards_are_two_of_each_owner(tmp_path: Path, replicas: int, per_o
             assert differences(one_round(tmp_path / mean_codec, **round), **round) == []
 
 
-@pytest.mark.parametrize("mean_codec", ["int8", "e3m0"])
+@matrix("mean_codec", ["int8", "e3m0"], fast=1)
 @pytest.mark.parametrize("plan", ["sharded", "syncer"])
 def test_a_low_bit_mean_and_its_residual_transfer_exactly_the_computed_bytes(
     tmp_path: Path, plan: str, mean_codec: str

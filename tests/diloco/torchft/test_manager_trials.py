@@ -12,9 +12,10 @@ from diloco.protocol import manager_keys
 from diloco.protocol.manager_records import CommitDecision, Quorum, QuorumMember, Segment
 from diloco.protocol.records import Identity
 from diloco.torchft import quorum_client as session
+from tests.matrix import matrix
 
 
-@pytest.mark.parametrize("seed", range(4))
+@matrix("seed", range(4), fast=1)
 def test_faults_neither_lose_nor_duplicate_a_step(seed: int) -> None:
     trial = Trial(
         seed=seed,

@@ -29,6 +29,7 @@ from diloco.training.checkpoint import load_checkpoint, manifests, save_checkpoi
 from diloco.training.initial_state import DOCUMENT_WAIT_S, TRY_AGAIN_S, newest_state, read_document
 from diloco.training.stored_objects import put_tensors
 from tests.diloco.clocks import ManualClock
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 Spoil = Callable[[str, bytes], bytes]
@@ -56,7 +57,7 @@ EVERYTHING = ["rounds/*.bin", "rounds/*/reduced/*", "*.json", "checkpoints/*.saf
 
 
 @pytest.mark.parametrize("pattern", EVERYTHING)
-@pytest.mark.parametrize("plan", ["gather", "sharded"])
+@matrix("plan", ["gather", "sharded"], fast=("sharded",))
 def test_a_single_damaged_read_has_no_effect(
     tiny_group: MakeGroup, pattern: str, plan: str
 ) -> None:

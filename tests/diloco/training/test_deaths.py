@@ -21,6 +21,7 @@ from diloco.protocol.records import CheckpointManifest, Commit
 from diloco.store.base import MissingKey
 from diloco.training.checkpoint import load_checkpoint
 from diloco.training.final_result import read_final
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 
@@ -48,14 +49,14 @@ TRAPS = [
 ]
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
+@matrix("trap", TRAPS, fast=[TRAPS[1], TRAPS[7]], ids=lambda trap: "-".join(trap))
 def test_a_replica_killed_during_overlap_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
     survive(tiny_group(heartbeat_timeout_s=40.0, **FRAGMENTED), trap)
 
 
-@pytest.mark.parametrize("trap", [TRAPS[3], TRAPS[5], TRAPS[7]], ids=lambda trap: "-".join(trap))
+@matrix("trap", [TRAPS[3], TRAPS[5], TRAPS[7]], fast=1, ids=lambda trap: "-".join(trap))
 def test_a_replica_killed_with_several_open_rounds_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_replica_killed_with_several_open_rounds_does_not_stop_the_group(
     ],
     ids=lambda trap: "-".join(trap),
 )
-@pytest.mark.parametrize("changes", [{}, SEVERAL_OPEN], ids=["waiting", "overlapping"])
+@matrix("changes", [{}, SEVERAL_OPEN], fast=1, ids=["waiting", "overlapping"])
 def test_a_killed_reducer_takes_no_residual_along(
     tiny_group: MakeGroup, trap: tuple[str, str, str], changes: dict[str, Any]
 ) -> None:

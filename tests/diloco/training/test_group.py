@@ -23,6 +23,7 @@ from diloco.protocol.telemetry import Segment
 from diloco.store.base import LocalStore
 from diloco.training.checkpoint import load_checkpoint, manifest_rounds
 from diloco.training.final_result import read_final
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 
@@ -136,7 +137,7 @@ TRAPS = [
 ]
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: "-".join(trap))
+@matrix("trap", TRAPS, fast=[TRAPS[1], TRAPS[7]], ids=lambda trap: "-".join(trap))
 def test_a_replica_killed_at_any_step_does_not_stop_the_group(
     tiny_group: MakeGroup, trap: tuple[str, str, str]
 ) -> None:

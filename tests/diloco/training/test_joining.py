@@ -15,6 +15,7 @@ from diloco.protocol.records import Identity, LateReplica, Plan, PlannedContribu
 from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.replica_state import ReplicaState, StateWriter, load_replica_state
 from tests.diloco.exchange.planned import planned
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 
@@ -56,10 +57,12 @@ def test_a_run_grows_to_eight_replicas_and_shrinks_to_two(tiny_group: MakeGroup)
     assert [commit.round for commit in group.commits()] == list(range(1, len(sizes) + 1))
 
 
-@pytest.mark.parametrize(
-    ("plan", "mean_codec"), [("gather", "full"), ("sharded", "full"), ("sharded", "int8")]
+@matrix(
+    ("plan", "mean_codec"),
+    [("gather", "full"), ("sharded", "full"), ("sharded", "int8")],
+    fast=[("sharded", "int8")],
 )
-@pytest.mark.parametrize("checkpoint_every", [3, 100])
+@matrix("checkpoint_every", [3, 100], fast=1)
 def test_a_replica_joins_while_fragments_are_exchanged(
     tiny_group: MakeGroup, plan: str, mean_codec: str, checkpoint_every: int
 ) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from diloco.protocol import keys
 from diloco.protocol.records import Command, Heartbeat, ReplicaStateManifest
+from tests.matrix import matrix
 
 MakeGroup = Callable[..., Any]
 
@@ -139,7 +140,7 @@ def assert_all_counted(group: Any, recorder: StepRecorder, survivor: Any) -> Non
     assert commits[-1].tokens_total == 2 * 8 * settings.total_steps
 
 
-@pytest.mark.parametrize("plan", ["gather", "sharded"])
+@matrix("plan", ["gather", "sharded"], fast=("sharded",))
 @pytest.mark.parametrize(
     ("changes", "at"),
     [({}, 5), (FRAGMENTS, 4), ({"late_keep": 0.0}, 5)],
@@ -167,9 +168,10 @@ def test_a_drained_replica_contributes_early_and_its_next_process_continues(
     assert reports == ["left", "done"]
 
 
-@pytest.mark.parametrize(
+@matrix(
     "changes",
     [{}, FRAGMENTS, OVERLAP, SEVERAL_OPEN],
+    fast=[{}, SEVERAL_OPEN],
     ids=["one", "fragments", "overlap", "several-open"],
 )
 def test_a_drain_with_time_completes_the_round(

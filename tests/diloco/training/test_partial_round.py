@@ -20,6 +20,7 @@ from diloco.training.partial_round import PartialRounds
 from tests.diloco.model.harness import Harness, virtual
 from tests.diloco.model.test_scenarios import make_harness, run
 from tests.diloco.model.virtual_time import Process
+from tests.matrix import matrix
 
 STEPS = 100
 
@@ -250,7 +251,7 @@ def test_it_is_off_by_the_setting_and_where_an_earlier_process_has_contributed(o
     assert harness.steps(STEPS) is None and not harness.looks
 
 
-@pytest.mark.parametrize(("partial", "missed"), [("off", 6), ("on", 0)])
+@matrix(("partial", "missed"), [("off", 6), ("on", 0)], fast=[("on", 0)])
 @pytest.mark.parametrize("overlap", [{}, {"overlap_steps": 2, "mixing_alpha": 1.0}])
 def test_a_replica_of_a_third_of_the_speed_takes_part_in_every_round(
     partial: str, missed: int, overlap: dict[str, Any]
@@ -341,7 +342,7 @@ def test_a_group_that_is_killed_after_the_first_contribution_makes_whole_rounds(
     assert made == [100] * 9 and len(harness.lives) == 6
 
 
-@pytest.mark.parametrize(("partial", "absent"), [("off", {2, 3, 4, 5}), ("on", set())])
+@matrix(("partial", "absent"), [("off", {2, 3, 4, 5}), ("on", set())], fast=[("on", set())])
 def test_a_replica_that_returns_in_the_middle_of_a_long_round_takes_part(
     partial: str, absent: set[int]
 ) -> None:

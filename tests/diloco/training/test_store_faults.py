@@ -117,6 +117,7 @@ class Runs(RuleBasedStateMachine):
                 assert torch.equal(member.weights(), expected)
 
 
+@pytest.mark.slow
 def test_every_survivor_ends_with_the_same_weights(tiny_group_class: Any) -> None:
     Runs.group_class = tiny_group_class
     Runs.TestCase.settings = settings(

@@ -19,6 +19,7 @@ from executors.base import CodeRef
 from executors.bootstrap import command as bootstrap
 from executors.bootstrap import script
 from tests.executors.bundles import PROGRAM, bare_environment, code_in, finish, put, run, zipped
+from tests.matrix import matrix
 from tests.servers import S3Server
 
 pytestmark = pytest.mark.processes
@@ -157,7 +158,7 @@ def test_an_unsupported_store_is_an_error(env: dict[str, str]) -> None:
     assert done.returncode == 78 and "nosuch" in done.stderr
 
 
-@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+@matrix("client", ["obstore", "s3fs"], fast=1)
 def test_code_comes_from_a_bucket(
     s3: S3Server, tmp_path: Path, env: dict[str, str], client: str
 ) -> None:

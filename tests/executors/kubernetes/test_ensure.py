@@ -26,6 +26,7 @@ from tests.emulators.interruptions import Interruption
 from tests.emulators.kubernetes import GPU
 from tests.executors.harnesses import end_of, launch, number_in, wait_for
 from tests.executors.kubernetes.harness import KubernetesHarness
+from tests.matrix import matrix
 
 SECRET = {"TOKEN": "s3cr3t-1c9e"}
 QUEUE = {QUEUE_LABEL: "research"}
@@ -165,7 +166,7 @@ def test_a_job_without_secrets_is_queued_by_one_request(harness: KubernetesHarne
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
-@pytest.mark.parametrize("how", Interruption)
+@matrix("how", Interruption, fast=1)
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_queued_job_is_not_admitted_before_its_secret_exists(
     harness: KubernetesHarness, at: int, how: Interruption

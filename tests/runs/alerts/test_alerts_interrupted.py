@@ -17,6 +17,7 @@ from runs.alerts import webhooks
 from runs.models import Alert, Journal, Round, Run, TelemetryCursor, Webhook, WebhookDelivery
 from runs.queries import selectors
 from runs.reconcile.reconciler import reconcile_run
+from tests.matrix import matrix
 from tests.runs.reconcile.test_reconcile_interrupted import Killed
 
 pytestmark = pytest.mark.django_db
@@ -70,7 +71,7 @@ STEPS_BEFORE_NOTIFICATION = [
 ]
 
 
-@pytest.mark.parametrize("step", STEPS_BEFORE_NOTIFICATION)
+@matrix("step", STEPS_BEFORE_NOTIFICATION, fast=("runs.alerts.webhooks.announce",))
 def test_end_notifies_although_the_worker_died_before(
     harness: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
@@ -146,7 +147,7 @@ def test_requested_restart_is_no_loss(harness: Any) -> None:
     assert not Alert.objects.filter(kind="replica_lost").exists()
 
 
-@pytest.mark.parametrize("step", ["runs.alerts.store.evaluate", "runs.alerts.store.notify"])
+@matrix("step", ["runs.alerts.store.evaluate", "runs.alerts.store.notify"], fast=1)
 def test_unevaluated_rounds_are_evaluated_by_the_next_tick(
     harness: Any, monkeypatch: pytest.MonkeyPatch, hook: Webhook, step: str
 ) -> None:
@@ -177,7 +178,7 @@ def test_unevaluated_rounds_are_evaluated_by_the_next_tick(
     assert Run.objects.get().watched_round == 7
 
 
-@pytest.mark.parametrize("ends", ["succeeded", "cancelled", "failed"])
+@matrix("ends", ["succeeded", "cancelled", "failed"], fast=1)
 def test_an_end_is_announced_once_though_time_passes_within_a_tick(
     harness: Any, hook: Webhook, ends: str
 ) -> None:

@@ -108,6 +108,7 @@ def modal(tmp_path: Path) -> Iterator[Credential]:
         )
 
 
+@pytest.mark.slow
 def test_a_job_on_another_backend_reports_its_error_and_then_its_result(
     measured: Run, modal: Credential, tmp_path: Path
 ) -> None:

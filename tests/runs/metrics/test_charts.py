@@ -15,6 +15,7 @@ from runs.metrics.blocks import Points
 from runs.metrics.charts import Scales, Window
 from runs.models import Run
 from tests.browser import seed
+from tests.matrix import matrix
 
 
 def curve(steps: list[int], values: list[float]) -> Points:
@@ -50,8 +51,8 @@ def test_few_points_are_all_returned(run: Run) -> None:
     assert charts.read(run, [("loss", 1), ("lr", 0)], Window()) == []
 
 
-@pytest.mark.parametrize("at", [0, 1, 4095, 33_333, 49_999])
-@pytest.mark.parametrize("spike", [1e6, -1e6, math.nan, math.inf])
+@matrix("at", [0, 1, 4095, 33_333, 49_999], fast=(4095, 49_999))
+@matrix("spike", [1e6, -1e6, math.nan, math.inf], fast=2)
 def test_spike_among_many_points_remains(run: Run, at: int, spike: float) -> None:
     values = noise(50_000)
     values[at] = spike
@@ -64,7 +65,7 @@ def test_spike_among_many_points_remains(run: Run, at: int, spike: float) -> Non
 
 
 @pytest.mark.parametrize("axis", charts.AXES)
-@pytest.mark.parametrize("seed_", range(4))
+@matrix("seed_", range(4), fast=1)
 def test_window_has_its_points(run: Run, axis: charts.Axis, seed_: int) -> None:
     """Compared with a window over all points."""
     chance = random.Random(seed_)
@@ -95,7 +96,7 @@ def test_window_has_its_points(run: Run, axis: charts.Axis, seed_: int) -> None:
         assert result.total == int(aligned.sum())
 
 
-@pytest.mark.parametrize("axis", charts.AXES)
+@matrix("axis", charts.AXES, fast=1)
 def test_zooming_in_ends_with_every_point(run: Run, axis: charts.Axis) -> None:
     whole = curve(list(range(200_000)), noise(200_000))
     store(run, 0, whole)

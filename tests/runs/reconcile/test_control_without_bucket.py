@@ -21,6 +21,7 @@ from runs.queries.selectors import runs_to_reconcile
 from runs.reconcile import jobs
 from runs.reconcile.context import PROGRESS_UNKNOWN_AFTER, WAIT_FOR_BUCKET
 from runs.submit.run_draft import PoolDraft
+from tests.matrix import matrix
 from tests.runs.run_harness import incarnation
 
 pytestmark = pytest.mark.django_db
@@ -275,7 +276,7 @@ def test_a_bucket_that_was_never_permitted_to_be_read_does_not_delay_the_end_of_
 # The journal.
 
 
-@pytest.mark.parametrize("error", [StoreDenied("403 AccessDenied"), StoreUnavailable("503")])
+@matrix("error", [StoreDenied("403 AccessDenied"), StoreUnavailable("503")], fast=1)
 def test_a_journal_that_cannot_be_written_stays_due_until_it_is(
     harness: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

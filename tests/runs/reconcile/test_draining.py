@@ -14,6 +14,7 @@ from executors.base import Cause, JobState, ReplicaStatus
 from runs.actions import replicas_and_pools
 from runs.models import ReplicaAttempt
 from runs.reconcile import retry_policy
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.django_db
 
@@ -150,7 +151,7 @@ def test_a_preempted_replica_is_relaunched_without_limit(harness: Any) -> None:
     assert (harness.replica(1).restarts, harness.replica(1).state) == (0, "computing")
 
 
-@pytest.mark.parametrize(("worked_s", "state"), [(590, "failed"), (610, "restarting")])
+@matrix(("worked_s", "state"), [(590, "failed"), (610, "restarting")], fast=1)
 def test_a_failure_after_long_work_resets_the_count(
     harness: Any, worked_s: int, state: str
 ) -> None:

@@ -14,6 +14,7 @@ from runs.exceptions import LaunchLater
 from runs.ingest.stores import store_for
 from runs.reconcile import group_publishing, launch
 from runs.reconcile.launch import GIVE_UP_AFTER, launch_replica, launch_run
+from tests.matrix import matrix
 from tests.runs import run_harness as w
 from tests.runs.launching import Killed, MakeRun, launched, one_job_each
 
@@ -120,7 +121,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("step", STEPS)
+@matrix("step", STEPS, fast=("store.create group", "transition"))
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_launch_killed_at_any_step_is_finished_by_the_next(
     make_run: MakeRun,

@@ -17,6 +17,7 @@ from runs.states import ReplicaState
 from tests.emulators.interruptions import Interruption
 from tests.executors.harnesses import wait_for
 from tests.executors.kubernetes.harness import KubernetesHarness
+from tests.matrix import matrix
 
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 
@@ -61,8 +62,8 @@ def interrupted_harness(
     return harness
 
 
-@pytest.mark.parametrize("how", Interruption)
-@pytest.mark.parametrize("at", range(3))
+@matrix("how", Interruption, fast=1)
+@matrix("at", range(3), fast=2)
 def test_a_launch_interrupted_at_any_request_is_completed_by_the_next_ticks(
     make_harness: Any,
     kubernetes: KubernetesExecutor,

@@ -16,6 +16,7 @@ from runs.ingest import journal
 from runs.models import Evaluation, EvaluationAttempt, EvaluationPlan, Journal, Run
 from runs.restore.import_run import import_run
 from runs.restore.journal_reader import read_journal
+from tests.matrix import matrix
 from tests.runs.evaluations.evaluation_harness import Evaluations, connect
 from tests.runs.rows import ROWS, rows
 from tests.runs.run_harness import DIGEST, incarnation, person
@@ -175,7 +176,7 @@ def test_a_plan_of_another_user_has_the_permissions_of_the_owner(imports: Import
     assert imports.run.evaluation_plans.get().created_by is None
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("kind", "change", "reason"),
     [
         ("evaluation_plans", {"name": "../x"}, "enter up to 24 lower-case letters"),
@@ -186,6 +187,7 @@ def test_a_plan_of_another_user_has_the_permissions_of_the_owner(imports: Import
         ("evaluation_attempts", {"launch_key": "0-1-1"}, "expected a launch key of this run"),
         ("evaluation_attempts", {"launch_key": "x" * 99}, "at most 80 characters"),
     ],
+    fast=2,
 )
 def test_a_wrong_row_is_a_remark_and_the_run_is_imported(
     imports: Imports, kind: str, change: dict[str, Any], reason: str

@@ -12,6 +12,7 @@ from diloco.protocol.packed_rounds import BLOCK
 from diloco.training.round_packs import pack_rounds
 from runs.models import Contribution
 from runs.restore import read_ahead
+from tests.matrix import matrix
 from tests.runs.restore.test_round_import import COMPARED, Log
 from tests.runs.run_harness import Clock, incarnation
 
@@ -55,7 +56,7 @@ def pack(log: Log) -> None:
     assert not store.list(keys.contributions(2 * BLOCK))
 
 
-@pytest.mark.parametrize("read", [ingested, imported])
+@matrix("read", [ingested, imported], fast=(imported,))
 def test_the_rows_are_the_same(log: Log, read: Callable[[Log], dict[str, Any]]) -> None:
     expected = read(log)
     assert {c["state"] for c in expected["Contribution"]} == {"included", "late", "refused"}

@@ -18,6 +18,7 @@ from runs.metrics.changes import Changes
 from runs.models import MetricBlock, Run
 from runs.restore import round_import
 from runs.restore.round_import import import_closed_rounds
+from tests.matrix import matrix
 from tests.runs.rows import rows
 from tests.runs.run_harness import Bucket, Clock, incarnation
 
@@ -93,7 +94,7 @@ def write_every_outcome(log: Log) -> None:
     log.resumed = [log.now + timedelta(seconds=8 * 17 - 1)]
 
 
-@pytest.mark.parametrize("batch_rows", [1, 10, 10_000])
+@matrix("batch_rows", [1, 10, 10_000], fast=(10,))
 def test_the_rows_are_those_of_live_ingest(
     log: Log, batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from runs.queries.exports import points_of
 from runs.states import RunState
 from runs.trackers import mirror
 from tests.browser import seed
+from tests.matrix import matrix
 from tests.runs import run_harness as w
 
 Place = tuple[str, int]
@@ -168,7 +169,7 @@ def test_points_of_committed_rounds_are_delivered(
     assert not tracker.outcomes
 
 
-@pytest.mark.parametrize("fate", ["before", "after", "half", "error"])
+@matrix("fate", ["before", "after", "half", "error"], fast=("half",))
 def test_each_point_is_delivered_once_whenever_a_worker_dies(
     run: Run, row: RunMirror, tracker: RecordingTracker, clock: w.Clock, fate: str
 ) -> None:
