@@ -24,7 +24,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --no-annotate --python-version
 	--excludes requirements/excluded.in --custom-compile-command 'make lock'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-mixed run test test-slow test-postgres check bench lock static clean
+.PHONY: help demo demo-mixed run test test-slow test-all test-postgres check bench lock static clean
 .PHONY: python setup-run setup-dev
 
 help: ## list the targets
@@ -57,6 +57,10 @@ test: python ## all tests but the slow ones; ARGS='-k name' is passed to pytest
 test-slow: python ## the slow tests: whole servers, demos, examples, long tables; ARGS as above
 	@$(PYTHON) $(SETUP) dev --browser
 	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) -m slow $(SLOW) $(ARGS)
+
+test-all: python ## both at once; ARGS as above
+	@$(PYTHON) $(SETUP) dev --browser
+	@TMPDIR=$(TEST_TMPDIR) exec $(PYTEST) $(ARGS)
 
 test-postgres: python ## all tests that use a database, on PostgreSQL; ARGS as above
 	@$(PYTHON) $(SETUP) dev --browser

@@ -4,8 +4,8 @@ A work unit is one test file, or the part of a file that belongs to one stage, s
 module scope are set up once. Workers take units from one queue in the order of the collection
 (``tests/conftest.py`` sorts it by stage), so each worker runs browser tests last, and tests that
 start processes between quick ones. Within a stage the longest files come first, so that the last
-ones are short: those with the most ``minutes`` in the marker ``slow``, then those with the most
-tests, each counted with its ``weight``.
+ones are short. A file takes the ``minutes`` of its marker ``slow``, and the mean duration of a test
+for each of its other tests, times their ``weight``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import os
 import signal
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,23 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 STAGES = ("browser", "processes")
 """Markers and fixtures that postpone a test, the last stage first."""
 
+Stage = tuple[int, bool]
+Part = tuple[Stage, str]
+"""The tests of a file in one stage."""
+
+MERGED: Sequence[Stage] = ((0, False), (1, False))
+"""The stages of quick tests and of tests that start processes, without transactions."""
+
+TEST_S = 0.2
+"""The mean duration of a test."""
+
 BYTES_PER_WORKER = 2_500_000_000
 """A worker with torch and the servers and replicas that its tests start."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def stage(item: pytest.Item) -> tuple[int, bool]:
+def stage(item: pytest.Item) -> Stage:
     """The order of tests: quick ones, tests that start processes, browser tests.
 
     Playwright keeps an event loop in the main thread for the rest of the session, so no test after
@@ -62,26 +72,27 @@ def weight(item: pytest.Item) -> int:
 def sort_by_stage(items: list[pytest.Item]) -> None:
     """By stage, then by the duration of the file in the stage; a file's own order is kept.
 
-    Quick files and files that start processes are merged, so that some workers compute while others
-    wait.
+    Quick files and files that start processes are merged at equal shares of their durations, so
+    that some workers compute while others wait.
     """
-    keys = {item: (stage(item), -minutes(item), file_of(item.nodeid)) for item in items}
-    weights: Counter[tuple[tuple[int, bool], float, str]] = Counter()
-    for item in items:
-        weights[keys[item]] += weight(item)
-    items.sort(key=lambda item: (*keys[item][:2], -weights[keys[item]], keys[item][2]))
-    merged = [((number, False), 0.0) for number in range(len(STAGES))]
-    sizes = Counter(keys[item][:2] for item in items)
-    shares: dict[tuple[tuple[int, bool], float, str], float] = {}
-    """Share of the group that precedes the file."""
-    for group in merged:
-        of_group = (keys[item] for item in items if keys[item][:2] == group)
-        for number, key in enumerate(of_group):
-            shares.setdefault(key, number / sizes[group])
+    keys = {item: (stage(item), file_of(item.nodeid)) for item in items}
+    slow_s: defaultdict[Part, float] = defaultdict(float)
+    others_s: defaultdict[Part, float] = defaultdict(float)
+    for item, key in keys.items():
+        slow_s[key] = max(slow_s[key], 60 * minutes(item))
+        others_s[key] += 0.0 if minutes(item) else TEST_S * weight(item)
+    duration_s = {key: slow_s[key] + others_s[key] for key in slow_s}
+    before_s: defaultdict[Stage, float] = defaultdict(float)
+    ends_s: dict[Part, float] = {}
+    for key in sorted(duration_s, key=lambda key: (-duration_s[key], key)):
+        before_s[key[0]] += duration_s[key]
+        ends_s[key] = before_s[key[0]]
 
-    def place(item: pytest.Item) -> tuple[tuple[int, bool], float, float]:
+    def place(item: pytest.Item) -> tuple[Stage, float, Part]:
         key = keys[item]
-        return (merged[0][0] if key in shares else key[0]), key[1], shares.get(key, 0.0)
+        own = key[0]
+        begins_s = ends_s[key] - duration_s[key]
+        return MERGED[0] if own in MERGED else own, begins_s / before_s[own], key
 
     items.sort(key=place)
 

@@ -119,12 +119,12 @@ def test_browser_tests_are_last_and_tests_with_processes_between_quick_ones(tmp_
     order = re.findall(r"PASSED.* (test_\w+\.py::\w+)", text)
     assert order == [
         "test_e.py::test_long",
-        "test_a.py::test_process",
+        "test_d.py::test_slow",
         "test_a.py::test_quick",
         "test_a.py::test_another",
-        "test_b.py::test_quick",
-        "test_d.py::test_slow",
         "test_c.py::test_slow",
+        "test_b.py::test_quick",
+        "test_a.py::test_process",
         "test_a.py::test_page",
     ], text
 
