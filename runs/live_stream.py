@@ -14,7 +14,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,12 @@ RESYNC_EVERY_S = 5
 """Shortest time between two reloads of one run, so that a tick that keeps failing does not make
 every page reload each second."""
 
+RETRY_S = 5.0
+"""How long pages do without Redis after a failure."""
+
 _down = False
+_retry_at: dict[str, float] = {}
+"""URL of a Redis that failed -> when a page asks it again."""
 
 
 @cache
@@ -47,6 +53,31 @@ def _client(pid: int, url: str) -> redis.Redis:
 
 def client() -> redis.Redis:
     return _client(os.getpid(), settings.REDIS_URL)
+
+
+def ask(
+    request: Callable[[redis.Redis], Any], *, clock: Callable[[], float] = time.monotonic
+) -> Any:
+    """Read from Redis for a page, whose reader waits for it.
+
+    A Redis that accepts connections and never answers costs the timeout of its client. After a
+    failure, only one page in :data:`RETRY_S` asks it.
+
+    Raises:
+        RedisError, OSError: Redis is unavailable, or was unavailable a moment ago.
+    """
+    url, now = settings.REDIS_URL, clock()
+    if retry_at := _retry_at.get(url):
+        if now < retry_at:
+            raise redis.ConnectionError("unavailable a moment ago")
+        _retry_at[url] = now + RETRY_S  # pages meanwhile do not wait too
+    try:
+        answer = request(client())
+    except (redis.RedisError, OSError):
+        _retry_at[url] = clock() + RETRY_S
+        raise
+    _retry_at.pop(url, None)
+    return answer
 
 
 def publish(run_id: str, delta: Mapping[str, Any]) -> bool:
@@ -116,10 +147,10 @@ def _pending_key(run_id: str) -> str:
 def latest_id() -> str:
     """ID of the newest entry, from which a viewer can follow the stream without a gap.
 
-    '' if Redis is unavailable.
+    '' if Redis is unavailable, or was a moment ago: the page polls once it follows the stream.
     """
     try:
-        entries: Any = client().xrevrange(STREAM, count=1)
+        entries: Any = ask(lambda client: client.xrevrange(STREAM, count=1))
     except (redis.RedisError, OSError):
         return ""
     if not entries:

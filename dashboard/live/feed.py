@@ -93,8 +93,8 @@ CHECKS = 8
 
 RETRY_HINT = b"retry: 1500\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"
-WORKER_CHECK_S = 5.0
-"""Interval for checking whether a worker is running."""
+CHECK_S = 5.0
+"""Interval for checking whether a worker is running, and whether Redis was replaced."""
 
 
 class Feed:
@@ -188,10 +188,10 @@ class Feed:
                 checked_at = asyncio.get_running_loop().time()
                 self._report(ok=True)
                 if not first:
-                    # After an outage: entries can be trimmed, or the server replaced.
+                    # After an outage or a check: entries can be trimmed, or the server replaced.
                     self._broadcast(RESYNC)
                 first = False
-                while True:
+                while self._reader is own_task:
                     batch = await redis.xread(
                         {STREAM: self.replay_buffer.newest}, count=500, block=BLOCK_MS
                     )
@@ -200,10 +200,12 @@ class Feed:
                     for _, entries in batch or ():
                         for message in map(parse, entries):
                             self._fan_out(message)
-                    if asyncio.get_running_loop().time() - checked_at >= WORKER_CHECK_S:
+                    if asyncio.get_running_loop().time() - checked_at >= CHECK_S:
                         checked_at = asyncio.get_running_loop().time()
                         if await self._check_workers(redis):
                             self._broadcast(self._frame())
+                        if not await self._check_positions(redis):
+                            break
             except (RedisError, OSError) as error:
                 if self.ok or first:
                     logger.warning("live stream: %s is not reachable: %s", STREAM, error)
@@ -238,6 +240,17 @@ class Feed:
         written = await redis.get(health.HEARTBEAT)
         before, self.silent_since = self.silent_since, health.since(written, now=timezone.now())
         return self.silent_since != before
+
+    async def _check_positions(self, redis: Redis) -> bool:
+        """Whether the stream still has the position of this reader. A position after its last entry
+        is one of another server, whose clock was ahead, or of a stream that was deleted; entries
+        that come now are before it. Viewers with such a position load their snapshot again."""
+        entries: Any = await redis.xrevrange(STREAM, count=1)
+        last = parse(entries[0]).key if entries else ZERO
+        for viewer in self._all:
+            if viewer.position > last:
+                viewer.push(Item(RESYNC))
+        return id_key(self.replay_buffer.newest) <= last
 
     def _frame(self) -> bytes:
         state = {"ok": self.ok, "silent_since": self.silent_since if self.ok else None}
@@ -330,6 +343,7 @@ async def events(
         yield RETRY_HINT
         # The viewer is registered, so no message is lost between the replay and the live ones.
         cursors = _cursors(topics, last_event_id)
+        viewer.position = max(cursors.values(), default=ZERO)
         if missed := b"".join(source.replay(cursors)):
             yield missed
         if source.ok:  # everything up to here was sent
@@ -349,8 +363,8 @@ async def events(
                 continue
             frames: list[bytes] = []
             for item in viewer.drain():
-                if item.frame is RESYNC:
-                    cursors = {}  # of a server that may have been replaced
+                if item.frame is RESYNC:  # the server may have been replaced
+                    cursors, viewer.position = {}, ZERO
                 if not item.topic or item.key > cursors.get(item.topic, ZERO):
                     frames.append(item.frame)
             if RESYNC in frames and source.ok:

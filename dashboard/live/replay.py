@@ -75,6 +75,8 @@ class Viewer:
     queue: deque[Item] = field(default_factory=deque)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False
+    position: Key = ZERO
+    """The newest position that the viewer came with."""
 
     def push(self, item: Item) -> None:
         if len(self.queue) >= QUEUE_SIZE:

@@ -113,7 +113,7 @@ def theme(context: Context) -> SafeString:
     return format_html(' data-theme="{}"', chosen)
 
 
-_WORD = re.compile(r"[a-z]+ ")
+_BEGINNING = re.compile(r"^(expected|enter|an?|the|its|another|no|not|only|cancel|leave) ")
 CAUSES = {
     "done": ("succeeded", "succeeded"),
     "error": ("failed", "failed"),
@@ -134,10 +134,11 @@ def cause_word(name: str) -> str:
 
 @register.filter(is_safe=True)
 def sentence(message: object) -> str:
-    """An error with a capital at its beginning, unless that is a term, a name or a value. The
-    domain writes them for the end of a line: ``outer_lr: expected 0 or more``."""
+    """An error with a capital at its beginning, if it begins with a word that is no name: backends,
+    settings and files stay as they are. The domain writes errors for the end of a line:
+    ``outer_lr: expected 0 or more``."""
     text = str(message)
-    return text[:1].upper() + text[1:] if _WORD.match(text) else text
+    return text[:1].upper() + text[1:] if _BEGINNING.match(text) else text
 
 
 @register.filter

@@ -75,7 +75,7 @@ def silent_since() -> str | None:
     None while the worker runs, and while the broker is unavailable: pages then report the broker.
     """
     try:
-        written: Any = live_stream.client().get(HEARTBEAT)
+        written: Any = live_stream.ask(lambda client: client.get(HEARTBEAT))
     except (redis.RedisError, OSError):
         return None
     return since(written, now=timezone.now())

@@ -65,15 +65,14 @@ def _patience(seconds: float) -> Any:
 
 def _note(reason: str) -> None:
     with contextlib.suppress(redis.RedisError, OSError):
-        before = _noted()
+        before = _noted(live_stream.client().get(DATABASE))
         since = before["since"] if before else timezone.now().timestamp()
         note = json.dumps({"since": since, "reason": reason})
         live_stream.client().set(DATABASE, note, ex=KEPT_S)
 
 
-def _noted() -> dict[str, Any] | None:
-    with contextlib.suppress(redis.RedisError, OSError, ValueError):
-        stored: Any = live_stream.client().get(DATABASE)
+def _noted(stored: Any) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
         note = json.loads(stored) if stored is not None else None
         if isinstance(note, dict) and {"since", "reason"} <= set(note):
             return note
@@ -82,7 +81,10 @@ def _noted() -> dict[str, Any] | None:
 
 def database_problem() -> str:
     """Why and since when the database can't be written; '' while it can."""
-    note = _noted()
+    try:
+        note = _noted(live_stream.ask(lambda client: client.get(DATABASE)))
+    except (redis.RedisError, OSError):
+        return ""
     if note is None:
         return ""
     since = datetime.fromtimestamp(float(note["since"]), UTC)

@@ -7,6 +7,7 @@ import * as format from "./lib/format.js";
 import { $, $$, clamp, cssColor, marked, press, setText, url } from "./lib/dom.js";
 import { getJSON, Live } from "./lib/live.js";
 import { refreshed } from "./lib/part.js";
+import { inOrder } from "./lib/requests.js";
 import { replicaDash, replicaHue, replicaSwatch, runNumbers } from "./lib/palette.js";
 import { Chart } from "./run/chart.js";
 import { line } from "./run/curves.js";
@@ -40,8 +41,10 @@ function comparePage() {
 
 function boardPage(board) {
   const panels = $$("[data-compare]").map(panel);
+  const newest = inOrder(() => getJSON(board.dataset.board));
   async function load() {
-    const data = await getJSON(board.dataset.board);
+    const data = await newest();
+    if (!data) return;
     for (const { chart, draw } of panels) {
       chart.data = data;
       draw();
@@ -137,10 +140,13 @@ function chosenPanel(card) {
   const showTable = () => change({}, !tables.size);
   const { chart, draw: drawChart, zoom } = plot(card, chosen, tables, showTable);
 
+  const newest = inOrder(() =>
+    getJSON(`${card.dataset.json}&${new URLSearchParams({ series: chosen.series })}`),
+  );
   async function load() {
     const { series } = chosen;
-    const data = await getJSON(`${card.dataset.json}&${new URLSearchParams({ series })}`);
-    if (series !== chosen.series) return; // another one was chosen meanwhile
+    const data = await newest();
+    if (!data || series !== chosen.series) return; // another one was chosen meanwhile
     chart.data = data;
     drawChart();
   }
@@ -174,7 +180,7 @@ function chosenPanel(card) {
     change({ series: at.metric.value });
     const { series } = chosen;
     load().catch(() => {
-      if (series !== chosen.series) return;
+      if (series !== chosen.series || chart.data) return;
       chart.data = { runs: [], curves: [] };
       drawChart();
       chart.at.chart.dataset.empty = FAILED;

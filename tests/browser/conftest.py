@@ -61,6 +61,21 @@ QUICK_TIMERS = """
 }
 """
 """Init script of a page whose polls and refreshes, seconds apart, are awaited."""
+CUT_TEXTS = """
+{
+    const fill = CanvasRenderingContext2D.prototype.fillText;
+    window.cut = [];
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+        const { a, b, e } = this.getTransform();
+        const { width } = this.measureText(text);
+        const from = x - width * ({ center: 0.5, right: 1, end: 1 }[this.textAlign] ?? 0);
+        const isCut = from * a + e < -0.5 || (from + width) * a + e > this.canvas.width + 0.5;
+        if (isCut && !b) window.cut.push(text); // not of a rotated text
+        return fill.call(this, text, x, ...rest);
+    };
+}
+"""
+"""Init script of a page that lists in `cut` the texts of charts that are cut off at their sides."""
 BLANK = "about:blank"
 SIGN_IN = """
 from django.contrib.auth.models import User

@@ -16,7 +16,7 @@ __all__ = ["application"]
 
 from dashboard.live import feed
 
-feed.WORKER_CHECK_S = 0.4
+feed.CHECK_S = 0.4
 feed.BLOCK_MS = 500
 
 _idle: list[Any] = []

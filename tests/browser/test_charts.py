@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import BLANK, Site, Window, eventually, expect_address
+from tests.browser.conftest import BLANK, CUT_TEXTS, Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -148,7 +148,9 @@ def test_crosshairs_move_together_every_axis_draws_and_every_chart_has_a_table(
     window: Window, site: Site
 ) -> None:
     run = site.seed("name='Axes', committed=12")
-    page = window.open(f"/runs/{run}/?smooth=0")
+    page = window.open(BLANK)
+    page.add_init_script(CUT_TEXTS)
+    page.goto(f"/runs/{run}/?smooth=0")
     loss = page.locator('[data-plot="loss"]')
     expect(loss.locator(".u-wrap canvas")).to_be_visible()
     expect(page.locator('[data-plot="norm"] canvas').first).to_be_visible()
@@ -160,6 +162,7 @@ def test_crosshairs_move_together_every_axis_draws_and_every_chart_has_a_table(
     for name in ("Round", "Tokens", "Time", "Relative", "Step"):
         with page.expect_response(lambda r: "series.json?of=loss" in r.url):
             page.get_by_role("button", name=name, exact=True).click()
+    assert page.evaluate("cut") == []
     for chart in ("loss", "norm", "cosine", "update", "speed", "goodput"):
         card = page.locator(f'[data-plot="{chart}"]')
         expect(card.locator("canvas").first).to_be_visible()

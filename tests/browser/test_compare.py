@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import BLANK, CUT_TEXTS, Site, Window, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -105,11 +105,18 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
 
 
 def test_arrow_keys_read_the_chart_and_late_failures_leave_it(window: Window, three: str) -> None:
-    page = window.open(f"/compare?ids={three}")
+    page = window.open(BLANK, width=1280)
+    page.add_init_script(CUT_TEXTS)
+    page.goto(f"/compare?ids={three}")
     expect(page.locator("[data-chart] canvas")).to_be_visible()
     page.locator("[data-chart]").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("[data-announce]")).to_contain_text("0: H 40, as last week 6.095")
+    # The axis ends with a label, 2m 30s.
+    wall = page.get_by_role("button", name="Wall time")
+    wall.click()
+    expect(wall).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate("cut") == []
     # A request that fails after another metric was chosen does not clear the chart of that one.
     held: list[Route] = []
     page.route("**/compare.json*series=loss", lambda route: held.append(route))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import Site, Window, eventually
@@ -69,6 +69,19 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     expect(page.locator("#h-failure")).to_have_count(1)  # an id names one card
     page.keyboard.press("Escape")
     expect(drawer).to_be_hidden()
+    # An answer that comes after the run was resumed is not shown.
+    held: list[Route] = []
+    page.route("**/?part=failure", lambda route: held.append(route))
+    site.publish(run, run={"state_since": "2026-01-01T00:00:00Z"})
+    eventually(page, lambda: len(held), lambda number: number == 1)
+    answer = held[0].fetch()
+    site.publish(run, run={"state": "queued"})
+    expect(card).to_have_count(0)
+    held[0].fulfill(response=answer)
+    page.evaluate("() => fetch(location.href).then(() => null)")  # it was handled
+    expect(card).to_have_count(0)
+    page.unroute("**/?part=failure")
+    site.publish(run, run={"state": "failed"})
     card.get_by_role("link", name="Open log").click()
     expect(page.locator("#h-log")).to_be_in_viewport()
 

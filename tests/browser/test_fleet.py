@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -168,6 +168,17 @@ def test_replica_page_shows_attempts_and_live_state_and_restarts(
     expect(table.locator("tbody tr")).to_have_count(4)
     expect(table).to_contain_text("OOMKilled: the container used more than its 24Gi")
     expect(page.locator("[data-log-state]")).to_have_text("unknown")  # no backend answers
+    # A page that is shown again while a request is under way has each line once.
+    held: list[Route] = []
+    page.route(re.compile("attempt="), lambda route: held.append(route))
+    for _ in range(2):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    eventually(page, lambda: len(held), lambda number: number >= 2)
+    log = {"lines": ["first line"], "position": "1", "ended": False}
+    for route in held:
+        route.fulfill(json=log)
+    page.evaluate("() => fetch(location.href).then(() => null)")  # both were handled
+    expect(page.locator("[data-log-lines] p", has_text="first line")).to_have_count(1)
     expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     site.python(
         "from runs.models import Replica\n"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import (
     BLANK,
@@ -231,6 +231,29 @@ def test_list_updates_rows_and_offers_new_ones(window: Window, site: Site, demo:
     expect(page.locator("[data-run]")).to_have_count(before)  # no row moves without a click
     pill.click()
     expect(page.get_by_role("link", name="Brand new")).to_be_visible()
+
+
+def test_a_page_without_a_position_shows_what_changed_before_its_stream(
+    window: Window, site: Site, demo: str
+) -> None:
+    """The server rendered it while Redis was unavailable."""
+    page = window.open(BLANK)
+    before = re.sub(r' data-cursor="[^"]*"', "", page.request.get("/").text())
+    site.python(
+        f"from runs.models import Run; Run.objects.filter(pk='{demo}').update(eval_loss=0.125)"
+    )
+
+    def rendered_before(route: Route) -> None:
+        if route.request.is_navigation_request():
+            route.fulfill(body=before, content_type="text/html")
+        else:
+            route.continue_()
+
+    page.route(re.compile(r"^http://[^/]+/$"), rendered_before)
+    page.goto("/")
+    is_live(page)
+    loss = page.locator(f'[data-run="{demo}"] [data-f="eval_loss"]')
+    expect(loss).to_have_text("0.125")
 
 
 def test_address_keeps_axis_smoothing_and_tab(window: Window, demo: str) -> None:

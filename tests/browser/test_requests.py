@@ -1,4 +1,5 @@
-"""Answers that arrive late do not replace newer ones: `static/js/lib/requests.js`."""
+"""Answers that arrive late do not replace newer ones (`static/js/lib/requests.js`), and pages that
+share a stream (`stream.js`) miss nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from tests.browser.conftest import REPOSITORY
 pytestmark = pytest.mark.browser
 
 # Inside the bundle the functions have no names.
-SOURCE = (REPOSITORY / "static/js/lib/requests.js").read_text().replace("export ", "")
+SOURCE, STREAM = (
+    (REPOSITORY / "static/js/lib" / name).read_text().replace("export ", "")
+    for name in ("requests.js", "stream.js")
+)
 UNTIL = """
 const until = async (is) => { while (!is()) await new Promise((next) => setTimeout(next)); };
 const answers = [], request = () => new Promise((answer) => answers.push(answer));
@@ -56,3 +60,46 @@ def test_an_answer_after_that_of_a_later_request_is_dropped(page: Page) -> None:
         }}"""
     )
     assert found == [None, "second", "third"]
+
+
+def test_a_call_during_a_request_gets_the_answer_of_the_next_one(page: Page) -> None:
+    found = page.evaluate(
+        f"""async () => {{ {SOURCE} {UNTIL}
+            const ask = oneAtATime(request);
+            const asked = [ask(), ask(), ask()];
+            const begun = answers.length;
+            answers[0](Promise.reject("lost"));
+            await asked[0].catch(() => {{}});
+            await new Promise((next) => setTimeout(next)); // the next request has begun
+            answers[1]?.("second");
+            const [first, ...others] = await Promise.allSettled(asked);
+            asked.push(ask());
+            answers.at(-1)("third");
+            return [begun, first.reason, ...others.map((one) => one.value), await asked[3]];
+        }}"""
+    )
+    assert found == [1, "lost", "second", "second", "third"]
+
+
+@pytest.mark.parametrize("positions", [["5-1", "", "6-0"], ["", "6-0", "5-1"]])
+def test_a_page_without_a_position_takes_that_of_no_other(page: Page, positions: list[str]) -> None:
+    addresses = page.evaluate(
+        f"""async (positions) => {{ {STREAM} {UNTIL}
+            const addresses = [];
+            class EventSource {{
+                constructor(address) {{ addresses.push(address); }}
+                addEventListener() {{}}
+                close() {{}}
+            }}
+            const stream = new Stream();
+            for (const after of positions) {{
+                const port = {{ postMessage() {{}} }};
+                stream.add(port);
+                port.onmessage({{ data: {{ address: "/stream", topic: "alerts", after }} }});
+            }}
+            await until(() => addresses.length);
+            return addresses;
+        }}""",
+        positions,
+    )
+    assert addresses == ["/stream?topic=alerts%3A5-1"]

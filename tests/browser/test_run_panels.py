@@ -8,7 +8,7 @@ import uuid
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Site, Window, eventually, expect_address
+from tests.browser.conftest import Site, Window, eventually, expect_address, overflow
 
 pytestmark = pytest.mark.browser
 
@@ -200,7 +200,10 @@ def test_the_drawer_is_in_the_address_and_back_closes_it(page: Page, window: Win
     expect(drawer).to_be_focused()
     expect(page).to_have_url(re.compile("drawer=replica-3$"))
     assert page.evaluate("scrollY") == before
-    eventually(page, lambda: page.evaluate(COVERED), lambda pixels: pixels < 0)
+    for width in (1024, 1280, 1366, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        eventually(page, lambda: page.evaluate(COVERED), lambda pixels: pixels < 0)
+        assert overflow(page) <= 0
     page.go_back()
     expect(drawer).to_be_hidden()
     expect(link).to_be_focused()

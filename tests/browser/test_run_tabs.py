@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window, expect_address
+from tests.browser.conftest import Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
 
@@ -23,6 +23,12 @@ Credential.objects.get_or_create(name='hub of acme', defaults=dict(
     created_at=run.created_at, changed_at=run.created_at))
 print(run.pk)
 """
+
+
+SHOWN_AGAIN = """(filter) => {
+    document.querySelector(filter).dispatchEvent(new Event("change", { bubbles: true }));
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +50,13 @@ def test_log_lines_are_downloaded_searched_filtered_and_linked(window: Window, d
     expect(lines).to_have_count(3)
     expect(lines.first).to_contain_text("replica 1")
     card.get_by_label("Replica").select_option(index=0)
+    expect(lines).to_have_count(12)
+    # A tab that is shown again while a request is under way has each line once.
+    answers: list[str] = []
+    page.on("response", lambda r: answers.append(r.url) if "after=0" in r.url else None)
+    page.evaluate(SHOWN_AGAIN, "[data-who]")
+    eventually(page, lambda: len(answers), lambda number: number == 2)
+    page.evaluate("() => fetch(location.href).then(() => null)")  # both were handled
     expect(lines).to_have_count(12)
     card.get_by_label("Search").fill("retried")
     card.get_by_label("Search").press("Enter")

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+import redis
 
 from runs import live_stream
 
@@ -24,6 +25,34 @@ def test_unavailable_redis_is_logged_once_and_raises_nothing(
         live_stream.publish("run", {"run": {}})
         assert live_stream.latest_id() == ""
     assert [r.getMessage()[:21] for r in caplog.records] == ["live updates are off "]
+
+
+def test_one_page_at_a_time_waits_for_a_redis_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_stream, "_retry_at", {})
+    now, asked = 100.0, []
+
+    def hung(client: redis.Redis) -> Any:
+        asked.append(now)
+        assert len(asked) == 1 or answer() == "refused", "another page meanwhile"
+        raise redis.TimeoutError
+
+    def answer(request: Any = lambda client: "answer") -> Any:
+        try:
+            return live_stream.ask(request, clock=lambda: now)
+        except redis.TimeoutError:
+            return "timeout"
+        except redis.ConnectionError:
+            return "refused"
+
+    assert answer(hung) == "timeout"
+    assert answer(hung) == answer() == "refused"
+    now += live_stream.RETRY_S
+    assert answer(hung) == "timeout"
+    assert asked == [100.0, 100.0 + live_stream.RETRY_S]
+    now += live_stream.RETRY_S
+    assert answer() == answer() == "answer"
 
 
 def test_redis_is_used_again_once_available(

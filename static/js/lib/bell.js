@@ -5,6 +5,7 @@
 import { $, h } from "./dom.js";
 import { getHTML, getJSON, Live } from "./live.js";
 import { refreshed } from "./part.js";
+import { oneAtATime } from "./requests.js";
 import { tickTimes } from "./times.js";
 
 const BANNERS_MS = 60_000;
@@ -34,12 +35,12 @@ export function bell() {
     link.setAttribute("aria-label", unread ? `Alerts, ${number.textContent} unread` : "Alerts");
   }
 
-  async function load() {
+  const load = oneAtATime(async () => {
     const made = h("div", {});
     made.innerHTML = await getHTML(`${link.href}?part=panel`);
     body.replaceChildren(...made.childNodes);
     tickTimes(body);
-  }
+  });
 
   async function markRead() {
     const until = $("[data-newest]", body)?.dataset.newest;
@@ -84,14 +85,14 @@ export function bell() {
 
   const list = $("[data-alerts]");
   const alerts = list && refreshed(list, 0);
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
     const asked = marks;
     const { unread } = await getJSON(link.dataset.bell);
     if (marks === asked) show(unread);
     if (isOpen()) await load();
     alerts?.soon();
     await banners();
-  }
+  });
   const soon = throttled(refresh);
   setInterval(() => document.hidden || banners().catch(() => {}), BANNERS_MS);
   new Live({
@@ -99,18 +100,17 @@ export function bell() {
     topic: "alerts",
     after: () => "",
     onDelta: soon,
-    onOpen: soon,
     poll: refresh,
   }).start();
 }
 
-async function banners() {
+const banners = oneAtATime(async () => {
   const place = $("[data-troubles]");
   if (!place) return;
   const html = await getHTML(place.dataset.troubles);
   if (place.innerHTML.trim() !== html.trim()) place.innerHTML = html;
   tickTimes(place);
-}
+});
 
 /** Call `work` soon, at most every two seconds: many pages are notified at the same time. */
 function throttled(work) {

@@ -12,8 +12,9 @@ export function isEdited(field) {
 }
 
 /** As in `templatetags/ui.py`. */
+const BEGINNING = /^(expected|enter|an?|the|its|another|no|not|only|cancel|leave) /;
 const sentence = (text) =>
-  /^[a-z]+ /.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
+  BEGINNING.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
 
 /** Show `errors[name]` at each field and announce them. Unchanged errors stay in place. */
 export function showErrors(form, errors) {

@@ -89,11 +89,11 @@ export class Live {
   #loads = new Set(); // of each poll under way: the deltas that came since it began
 
   /** `topic`: a run's id or "list", followed at `stream` from `after()` on, or from the position at
-   *  which the server began with the page. `onDelta(delta, id)`;
-   *  `poll(): Promise` brings everything up to date. `run()`: the run whose late data is shown.
-   *  `onOpen()`: the stream is connected, for a page that does not know its position in it. */
-  constructor({ stream, topic, after = cursor, onDelta, onOpen, poll, dot, run }) {
-    Object.assign(this, { stream, topic, after, onDelta, onOpen, poll, dot, run });
+   *  which the server began with the page; a page without a position polls once it gets one.
+   *  `onDelta(delta, id)`; `poll(): Promise` brings everything up to date. `run()`: the run whose
+   *  late data is shown. */
+  constructor({ stream, topic, after = cursor, onDelta, poll, dot, run }) {
+    Object.assign(this, { stream, topic, after, onDelta, poll, dot, run });
     this.state = "";
     setInterval(() => this.#tick(), 1000);
     // A page in the back/forward cache must not follow the stream.
@@ -163,9 +163,7 @@ export class Live {
   #on(message) {
     if (this.over) return;
     const isStatus = message.kind === "status";
-    const wasOpen = this.#open;
     this.#open = isStatus ? message.open : true;
-    if (this.#open && !wasOpen) this.onOpen?.();
     if (this.#open) this.#updatedAt = Date.now();
     if (isStatus) {
       this.#feedOk = message.feed;
@@ -178,9 +176,10 @@ export class Live {
       return;
     }
     // The shared stream can start before this page's cursor.
-    const known = !newer(message.id, this.#last);
-    if (!known) this.#last = message.id;
-    if (known) return;
+    if (!newer(message.id, this.#last)) return;
+    // Without a position the page can have missed everything before this message.
+    if (!this.#last && !this.after()) this.#pollSoon();
+    this.#last = message.id;
     if (message.kind === "delta") {
       for (const deltas of this.#loads) deltas.push([message.delta, message.id]);
       this.onDelta(message.delta, message.id);

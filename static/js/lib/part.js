@@ -2,6 +2,7 @@
 
 import { $, $$ } from "./dom.js";
 import { Live, getHTML } from "./live.js";
+import { oneAtATime } from "./requests.js";
 import { tickTimes } from "./times.js";
 
 const FOCUSABLE = "a, button, summary, time, [tabindex]";
@@ -41,34 +42,29 @@ function replace(place, content) {
   tickTimes(place);
 }
 
-/** Refresh `place`: `now()` at once, `soon()` at most every `everyMs`. Requests never overlap.
+/** Refresh `place`: `now()` at once, or after a refresh under way, whose answer can be older than
+ *  the caller; `soon()` at most every `everyMs`.
  *  `onContent` gets each fetched part, also one that is not shown. */
 export function refreshed(place, everyMs, onContent = () => {}) {
-  let running = null;
   let timer = 0;
   let last = 0;
 
-  function now() {
-    running ??= (async () => {
-      try {
-        const query = new URLSearchParams(location.search);
-        query.set("part", "1");
-        const made = document.createElement("template");
-        made.innerHTML = await getHTML(`?${query}`);
-        onContent(made.content);
-        replace(place, made.content);
-      } finally {
-        last = Date.now();
-        running = null;
-      }
-    })();
-    return running;
-  }
+  const now = oneAtATime(async () => {
+    try {
+      const query = new URLSearchParams(location.search);
+      query.set("part", "1");
+      const made = document.createElement("template");
+      made.innerHTML = await getHTML(`?${query}`);
+      onContent(made.content);
+      replace(place, made.content);
+    } finally {
+      last = Date.now();
+    }
+  });
 
   function soon() {
     timer ||= setTimeout(
-      async () => {
-        await running?.catch(() => {}); // its answer can be older than the change
+      () => {
         timer = 0;
         now().catch(() => {}); // the connection indicator shows the state
       },

@@ -20,6 +20,23 @@ export function asker(question, answered, failed) {
   };
 }
 
+/** Wrap a request so that one is under way at a time. A call meanwhile gets the answer of the next
+ *  one, which begins after it: the answer under way can be older than what the caller knows. */
+export function oneAtATime(request) {
+  let running = null;
+  let next = null;
+  function begin() {
+    next = null;
+    running = request().finally(() => (running = null));
+    return running;
+  }
+  return () => {
+    if (!running && !next) return begin();
+    next ??= running.then(begin, begin);
+    return next;
+  };
+}
+
 /** Wrap a request: an answer that arrives after that of a later request is undefined. */
 export function inOrder(request) {
   let sent = 0;

@@ -64,7 +64,9 @@ export class Stream {
     const topics = new Map();
     for (const page of pages) {
       const { topic, after } = page;
-      if (!topics.has(topic) || newer(topics.get(topic), after)) topics.set(topic, after);
+      const oldest = topics.get(topic);
+      // A page without a position polls: the others must not lose theirs.
+      if (!oldest || (after && newer(oldest, after))) topics.set(topic, after);
       page.covered = true;
     }
     const query = new URLSearchParams([...topics].map((cursor) => ["topic", cursor.join(":")]));

@@ -12,18 +12,22 @@ export function backendLog(box, status, address) {
   let after = "";
   let over = false;
   let timer = 0;
+  let newest = 0;
 
   async function load() {
     clearTimeout(timer);
     if (document.hidden) return;
+    const number = ++newest; // a request under way has the lines that this one gets
     setText(status, after ? status.textContent : "Loading…");
     try {
       const answer = await getJSON(
         `${address}?attempt=${attempt}&after=${encodeURIComponent(after)}`,
       );
+      if (number !== newest) return;
       show(answer);
       over = answer.ended && !answer.unknown && !answer.lines.length;
     } catch {
+      if (number !== newest) return;
       setText(status, "server not reachable");
     }
     if (!over) timer = setTimeout(load, EVERY_MS);

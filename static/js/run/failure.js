@@ -10,13 +10,15 @@ export function failureCard({ store }, place) {
   return async (changed) => {
     if (!changed.has("run") || shown === key()) return;
     const isFirst = shown === null && place.childElementCount > 0; // the page has the card
-    shown = key();
-    if (!shown) place.replaceChildren();
-    if (!shown || isFirst || place.contains(document.activeElement)) return;
+    const wanted = key();
+    shown = wanted;
+    if (!wanted) place.replaceChildren();
+    if (!wanted || isFirst || place.contains(document.activeElement)) return;
     try {
-      place.innerHTML = await getHTML("?part=failure");
+      const html = await getHTML("?part=failure");
+      if (shown === wanted) place.innerHTML = html; // else it failed again, or was resumed
     } catch {
-      shown = null; // the next change fetches again
+      if (shown === wanted) shown = null; // the next change fetches again
     }
   };
 }

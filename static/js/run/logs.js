@@ -50,7 +50,7 @@ export function logLines({ store, page }, card) {
     clearTimeout(timer);
     files();
     if (!visible()) return;
-    const requested = generation;
+    const requested = ++generation; // a request under way has the lines that this one gets
     const query = new URLSearchParams({ after, ...filters(), ...(line ? { line } : {}) });
     try {
       const { lines } = await getJSON(`${page.dataset.logs}?${query}`);
@@ -58,7 +58,7 @@ export function logLines({ store, page }, card) {
     } catch {
       // retried later; the connection indicator shows the state
     }
-    if (!line) timer = setTimeout(load, EVERY_MS);
+    if (!line && requested === generation) timer = setTimeout(load, EVERY_MS);
   }
 
   function append(lines) {
@@ -82,7 +82,6 @@ export function logLines({ store, page }, card) {
   }
 
   card.addEventListener("change", () => {
-    generation++;
     after = 0;
     line = null;
     box.replaceChildren();

@@ -267,6 +267,50 @@ def test_a_trimmed_id_triggers_a_resync(redis_url: str) -> None:
 
 
 @pytest.mark.processes
+def test_a_viewer_of_another_redis_gets_a_resync(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the one before was ahead, so the position of the viewer is after all entries."""
+    monkeypatch.setattr(feed, "CHECK_S", 0.0)
+    monkeypatch.setattr(feed, "RETRY_S", 0.0)
+    publish(A, run={"n": 1})
+
+    async def work() -> None:
+        reader = Reader(a="99999999999999-0")
+        await reader.until('"ok":true')
+        publish(A, run={"n": 2})  # the reader checks after each response
+        assert data(await reader.until("event: resync"), "resync") == [{}]
+        publish(A, run={"n": 3})
+        assert deltas(await reader.until("event: delta")) == [{"run": {"n": 3}}]
+        await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
+def test_the_reader_notices_a_stream_that_begins_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "CHECK_S", 0.0)
+    monkeypatch.setattr(feed, "BLOCK_MS", 20)
+    monkeypatch.setattr(feed, "RETRY_S", 0.0)
+    publish(A, run={"n": 1})
+
+    async def work() -> None:
+        reader = Reader(a="")
+        await reader.until('"ok":true')
+        live_stream.client().delete(live_stream.STREAM)
+        entry: Any = {"run": A, "data": '{"run":{"n":2}}'}
+        live_stream.client().xadd(live_stream.STREAM, entry, id="7-0")
+        await reader.until("event: resync")
+        live_stream.client().xadd(live_stream.STREAM, entry, id="8-0")
+        await reader.until("id: 8-0\nevent: delta")
+        await reader.close()
+
+    watch(work)
+
+
+@pytest.mark.processes
 def test_a_slow_viewer_gets_a_resync(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "QUEUE_SIZE", 3)
 
@@ -291,7 +335,7 @@ def test_feed_events_report_missing_and_returning_workers(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a worker, no other events come."""
-    monkeypatch.setattr(feed, "WORKER_CHECK_S", 0.0)
+    monkeypatch.setattr(feed, "CHECK_S", 0.0)
     live_stream.client().set(health.HEARTBEAT, 1)
 
     async def work() -> None:
