@@ -39,6 +39,8 @@ _live = LiveHandler()
 _ = get_resolver().url_patterns
 gc.collect()
 gc.freeze()
+# A page makes some ten thousand objects: the collector looks at them once, not every 700.
+gc.set_threshold(10_000, 10, 10)
 warm_up()  # import the client libraries of the backends in the background: it takes seconds
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 
@@ -33,21 +34,31 @@ def row_of(kind: Any, source: object, /, **own: Any) -> dict[str, Any]:
 
     A field is one of ``own``, or else the attribute of ``source`` with its name.
     """
-    return {
-        name: own[name] if name in own else json_value(getattr(source, name))
-        for name in _names(kind)
-    }
+    names, read, get = _fields(kind, tuple(own))
+    own.update(zip(read, map(json_value, get(source)), strict=True))
+    return {name: own[name] for name in names}
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _fields(
+    kind: Any, own: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[object], Iterable[Any]]]:
+    """All fields of a row type, those that are not ``own``, and a function that reads these."""
+    names = tuple(field.name for field in fields(kind))
+    read = tuple(name for name in names if name not in own)
+    get = attrgetter(*read) if len(read) > 1 else lambda row: [getattr(row, n) for n in read]
+    return names, read, get
+
+
+_AS_IS = frozenset({str, int, bool, type(None)})
 
 
 def json_value(value: Any) -> Any:
     """The value of a column as a JSON value; a number that is not finite is null."""
-    if isinstance(value, datetime):
-        return iso(value)
+    if type(value) in _AS_IS:
+        return value
     if isinstance(value, float):
         return finite(value)
+    if isinstance(value, datetime):
+        return iso(value)
     return str(value) if isinstance(value, str) else value  # an enum is a str, too

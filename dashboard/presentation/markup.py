@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from html import escape
 
 from django.utils.safestring import SafeString
@@ -11,11 +12,15 @@ def fill(html: str, *values: object, **named: object) -> SafeString:
     """The same as ``format_html`` in a third of its CPU time: lazy texts are not supported."""
     return SafeString(
         html.format(
-            *[_escaped(value) for value in values],
-            **{name: _escaped(value) for name, value in named.items()},
+            *[value if type(value) in _AS_IS else _escape(str(value)) for value in values],
+            **{
+                name: value if type(value) in _AS_IS else _escape(str(value))
+                for name, value in named.items()
+            },
         )
     )
 
 
-def _escaped(value: object) -> object:
-    return value if type(value) in (SafeString, int) else escape(str(value))
+_AS_IS = frozenset({SafeString, int})
+_escape = lru_cache(maxsize=4096)(escape)
+"""The cells of a page have many texts in common."""

@@ -99,13 +99,15 @@ def html(
 ) -> SafeString:
     """The row with these columns, and with cells for (label, value) of differing settings."""
     header = row.header
+    template, cells = _columns_of(columns)
     return fill(
-        ROW,
+        template,
+        *[value for cell in cells for value in cell.values(row)],
         id=header["id"],
         name=header["name"],
         address=row.address,
         seen=fill(SEEN, row.seen) if row.seen else NOTHING,
-        state=fill(STATE, badges.state(header["state"])) if "state" in columns else NOTHING,
+        state=_state(header["state"]) if "state" in columns else NOTHING,
         no_alerts=NOTHING if header["alerts"] else HIDDEN,
         alert_icon=badges.icon("degraded"),
         alerts=header["alerts"],
@@ -116,9 +118,13 @@ def html(
         tags=_tags(row) if "tags" in columns else NOTHING,
         no_why=NOTHING if row.why else HIDDEN,
         why=row.why,
-        cells=_cells(row, columns),
         differing=SafeString("".join(_differing(label, value) for label, value in differing)),
     )
+
+
+@lru_cache(maxsize=64)
+def _state(name: str) -> SafeString:
+    return fill(STATE, badges.state(name))
 
 
 def _tags(row: Row) -> SafeString:
@@ -200,15 +206,10 @@ _CELLS = {
 """Column (:data:`runs.queries.table.COLUMNS`) -> its cell, in the order of the table."""
 
 
-def _cells(row: Row, columns: tuple[str, ...]) -> SafeString:
-    """The cells after that of the name."""
-    html, shown = _cells_of(columns)
-    return fill(html, *[value for cell in shown for value in cell.values(row)])
-
-
 @lru_cache(maxsize=256)
-def _cells_of(columns: tuple[str, ...]) -> tuple[str, list[_Cell]]:
+def _columns_of(columns: tuple[str, ...]) -> tuple[str, list[_Cell]]:
+    """The HTML of a row with these columns, and the cells whose values it takes."""
     labels = {column.name: column.label for column in table.COLUMNS}
     shown = {name: cell for name, cell in _CELLS.items() if name in columns}
-    html = "\n  ".join(cell.html(labels[name]) for name, cell in shown.items())
-    return html, list(shown.values())
+    cells = "\n  ".join(cell.html(labels[name]) for name, cell in shown.items())
+    return ROW.replace("{cells}", cells), list(shown.values())

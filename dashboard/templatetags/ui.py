@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.template import Context
 from django.templatetags.static import static
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, get_script_prefix, get_urlconf, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -64,10 +64,15 @@ NAVIGATION = (
 
 
 @register.simple_tag(takes_context=True)
-def navigation(context: Context) -> list[dict[str, str]]:
-    """The links of the top bar. ``current`` is the value of ``aria-current``, or ''."""
+def navigation(context: Context) -> SafeString:
+    """The links of the top bar, of which one is the current page or above it."""
     match = getattr(context.get("request"), "resolver_match", None)
-    at = (match.url_name or "") if match else ""
+    return _navigation((match.url_name or "") if match else "", get_urlconf(), get_script_prefix())
+
+
+@lru_cache(maxsize=512)
+def _navigation(at: str, *_where: object) -> SafeString:
+    """The links on the page with a URL name. Addresses depend on the URLs and their prefix."""
     entries = []
     for label, name, words in NAVIGATION:
         try:
@@ -75,8 +80,9 @@ def navigation(context: Context) -> list[dict[str, str]]:
         except NoReverseMatch:
             continue
         current = "page" if at == name else "true" if at.split("-")[0] in words else ""
-        entries.append({"label": label, "url": url, "current": current})
-    return entries
+        mark = format_html(' aria-current="{}"', current) if current else ""
+        entries.append((url, mark, label))
+    return format_html_join("", '<a href="{}"{}>{}</a>', entries)
 
 
 @register.simple_tag

@@ -12,6 +12,7 @@ import dataclasses
 import uuid
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,7 +28,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.list_address import ListAddress
 from dashboard.live.cursor import follows_stream
-from dashboard.presentation import formats, run_rows
+from dashboard.presentation import formats, list_frame, run_rows
 from dashboard.views.view_menu import list_view_menu
 from runs import permissions
 from runs.backends import health, storage_health
@@ -113,7 +114,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         and selectors.visible_runs(request.user).exists(),
         "error": error,
         "corrected": address.but(query=corrected(address.query, error)) if error else None,
-        "columns": _columns(address),
+        "heads": _heads(address),
     }
     if "facets" in request.GET and not error:
         context |= _facets(request, terms, address)
@@ -154,7 +155,7 @@ def _frame(
         "filtered": bool(address.query),
         "chips": [{"term": t, "address": address.but(query=without(terms, t))} for t in terms],
         "shown": address.columns,
-        "every_column": table.COLUMNS,
+        "column_choices": list_frame.column_choices(address.columns),
         "written_columns": table.written(address.columns),
         "here": address,
         "no_query": address.but(query=""),
@@ -164,10 +165,7 @@ def _frame(
         "numbers": tuple(NUMBERS),
         "is_words": IS,
         "totals": sums,
-        "strip": [
-            {**figure, "text": sums.get(figure["name"], "")}
-            for figure in _strip(request.user, terms, address)
-        ],
+        "strip": _strip(request.user, terms, address, sums),
         "tabs": _tabs(terms, address, sums),
         "group_choices": [
             {"label": label, "address": address.but(group=by), "chosen": by == address.group}
@@ -302,7 +300,8 @@ def _html(
     ]
 
 
-def _columns(address: ListAddress) -> list[dict[str, Any]]:
+@lru_cache(maxsize=256)
+def _heads(address: ListAddress) -> SafeString:
     """Heads of the visible columns, with sort links."""
     heads = []
     for column in table.COLUMNS:
@@ -312,16 +311,16 @@ def _columns(address: ListAddress) -> list[dict[str, Any]]:
         falling = not address.order.falling if is_sorted else column.falls
         order = Order(name=column.sort, falling=falling)
         heads.append(
-            {
-                "label": column.label,
-                "style": "num" if column.number else "",
-                "address": address.but(order=order) if column.sort else "",
-                "sorted": ("descending" if address.order.falling else "ascending")
+            list_frame.Head(
+                label=column.label,
+                number=column.number,
+                address=str(address.but(order=order)) if column.sort else "",
+                sorted=("descending" if address.order.falling else "ascending")
                 if is_sorted
                 else "",
-            }
+            )
         )
-    return heads
+    return SafeString("".join(head.html() for head in heads))
 
 
 def _tabs(
@@ -364,8 +363,11 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _strip(
-    user: AbstractBaseUser | AnonymousUser, terms: tuple[Term, ...], address: ListAddress
-) -> list[dict[str, str]]:
+    user: AbstractBaseUser | AnonymousUser,
+    terms: tuple[Term, ...],
+    address: ListAddress,
+    sums: dict[str, str],
+) -> SafeString:
     """The figures above the list, with their explanations and links. A page of all runs shows
     those of the owner whom the query names."""
     owners = [_owner_of(term, user) for term in terms]
@@ -382,10 +384,17 @@ def _strip(
         "today": page("spend", days="1"),
         "alerts": page("alerts"),
     }
-    return [
-        {"name": name, "label": label, "help": help, "address": addresses.get(name, "")}
+    figures = (
+        list_frame.Figure(
+            name=name,
+            label=label,
+            help=help,
+            text=sums.get(name, ""),
+            address=addresses.get(name, ""),
+        )
         for name, label, help in STRIP
-    ]
+    )
+    return SafeString("".join(figure.html() for figure in figures))
 
 
 def _owner_of(term: Term, user: AbstractBaseUser | AnonymousUser) -> str:

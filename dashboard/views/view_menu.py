@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 
 from dashboard.list_address import ListAddress
 from runs import permissions
 from runs.actions import run_views, saved_views
-from runs.actions.shared_rows import Shared
+from runs.actions.shared_rows import S
 from runs.models import Run
 from runs.queries.panel_layout import PanelLayout
 
 
 def list_view_menu(request: HttpRequest, address: ListAddress) -> dict[str, Any]:
     """Context of the menu on the runs list; the view that is displayed is marked."""
-    views = list(saved_views.views_for(request.user))
+    views = _with_owners(saved_views.views_for(request.user))
     rows = []
     for view, can_delete in _deletable(request.user, views):
         view_address = ListAddress.of_view(view)
@@ -31,7 +32,7 @@ def list_view_menu(request: HttpRequest, address: ListAddress) -> dict[str, Any]
 
 def run_view_menu(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Context of the menu on the run page; its script marks the view that is displayed."""
-    views = list(run_views.views_for(request.user))
+    views = _with_owners(run_views.views_for(request.user))
     rows = [
         _row(request.user, view, can_delete)
         | {
@@ -43,6 +44,11 @@ def run_view_menu(request: HttpRequest, run: Run) -> dict[str, Any]:
     return {"views": rows, "save_view": reverse("run-view-save", args=[run.pk])}
 
 
+def _with_owners(views: QuerySet[S]) -> list[S]:
+    """Views with the name of their owner, ``owner_name``, in place of all about the owner."""
+    return list(views.select_related(None).annotate(owner_name=F("owner__username")))
+
+
 def _deletable(
     user: AbstractBaseUser | AnonymousUser, views: Sequence[Any]
 ) -> list[tuple[Any, bool]]:
@@ -52,5 +58,6 @@ def _deletable(
     return [(view, view.owner_id == user.pk or is_admin) for view in views]
 
 
-def _row(user: AbstractBaseUser | AnonymousUser, view: Shared, can_delete: bool) -> dict[str, Any]:
-    return {"view": view, "mine": view.owner_id == user.pk, "can_delete": can_delete}
+def _row(user: AbstractBaseUser | AnonymousUser, view: Any, can_delete: bool) -> dict[str, Any]:
+    is_own = view.owner_id == user.pk
+    return {"view": view, "owner": view.owner_name, "mine": is_own, "can_delete": can_delete}

@@ -382,9 +382,20 @@ def _spending(runs: Iterable[Run]) -> dict[Any, list[_Job]]:
 
 
 def spent_at(jobs: Sequence[_Job], at: NDArray[Any]) -> NDArray[Any]:
-    """Dollars spent until each time in ``at`` (seconds since the epoch)."""
-    usd = np.zeros(len(at))
-    for job in jobs:
-        seconds = np.clip(at, job.began, max(job.ended, job.began)) - job.began
-        usd += seconds * (job.usd_h or 0.0) / 3600
-    return usd
+    """Dollars spent until each time in ``at`` (seconds since the epoch).
+
+    The sum is linear between the times at which jobs begin and end, so a curve of a run with
+    hundreds of jobs costs no pass for each of them.
+    """
+    if not jobs:
+        return np.zeros(len(at))
+    rate = np.array([(job.usd_h or 0.0) / 3600 for job in jobs])
+    began = np.array([job.began for job in jobs])
+    ended = np.maximum([job.ended for job in jobs], began)
+    has_ended = np.isfinite(ended)
+    times = np.concatenate([began, ended[has_ended]])
+    order = np.argsort(times)
+    times, rates = times[order], np.cumsum(np.concatenate([rate, -rate[has_ended]])[order])
+    usd = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
+    place = np.searchsorted(times, at, side="right") - 1
+    return np.where(place < 0, 0.0, usd[place] + rates[place] * (at - times[place]))

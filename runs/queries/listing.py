@@ -21,6 +21,7 @@ from django.utils.dateparse import parse_datetime
 from runs.json_values import texts
 from runs.metrics.blocks import LEVELS, Points, concatenate
 from runs.models import MetricBlock, ReplicaPool, Run
+from runs.queries.lookups import AmongIds
 from runs.queries.search import Term, matching
 from runs.states import RunState
 from runs.times import in_utc
@@ -245,7 +246,7 @@ def backends(runs: Sequence[Run], *, whole: bool = False) -> dict[uuid.UUID, str
         prefetch_related_objects(runs, "pools")
         pools = [(run.pk, pool.backend) for run in runs for pool in run.pools.all()]
     else:
-        rows = ReplicaPool.objects.filter(run__in=runs).order_by("id")
+        rows = ReplicaPool.objects.filter(AmongIds("run", [run.pk for run in runs])).order_by("id")
         pools = list(rows.values_list("run", "backend"))
     names: dict[uuid.UUID, dict[str, None]] = {}
     for run, backend in pools:
@@ -256,8 +257,12 @@ def backends(runs: Sequence[Run], *, whole: bool = False) -> dict[uuid.UUID, str
 def sparks(runs: Sequence[Run]) -> dict[uuid.UUID, list[float]]:
     """A few values of each run's evaluation loss, oldest first. One query."""
     rows = (
-        MetricBlock.objects.filter(run__in=runs, replica=None, series="eval_loss")
-        .filter(Q(index=0) | Q(level=LEVELS[-1]))
+        MetricBlock.objects.filter(
+            AmongIds("run", [run.pk for run in runs]),
+            Q(index=0) | Q(level=LEVELS[-1]),
+            replica=None,
+            series="eval_loss",
+        )
         .order_by("run", "-level", "index")
         .values_list("run", "level", "count", "data")
     )

@@ -1,7 +1,8 @@
 """Spending of all runs, by day, backend, owner, run and tag.
 
-The cost of an attempt is spread over days (:mod:`runs.queries.attempt_costs`), which are summed up
-to rows (:mod:`runs.queries.spend_rows`).
+The cost of an attempt is spread over days (:mod:`runs.queries.attempt_costs`; that of most attempts
+at once, :mod:`runs.queries.even_costs`), which are summed up to rows
+(:mod:`runs.queries.spend_rows`).
 
 Jobs without a known price are counted beside the sums, never as 0. The estimate for the traffic and
 the requests of a run (:func:`runs.reconcile.billing.traffic_usd`) is spread evenly over the run, as
@@ -16,17 +17,17 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, texts
-from runs.models import EvaluationAttempt, ReplicaAttempt, RetainedSpend, Run
+from runs.models import EvaluationAttempt, ReplicaAttempt, ReplicaPool, RetainedSpend, Run
 from runs.permissions import can_view
-from runs.queries import live_jobs
+from runs.queries import even_costs, live_jobs
 from runs.queries.attempt_costs import (
     BACKEND_OF_EVALUATION,
     COLUMNS,
@@ -38,6 +39,7 @@ from runs.queries.attempt_costs import (
     midnight,
     stretches,
 )
+from runs.queries.even_costs import EvenCosts, Parts, tallies
 from runs.queries.live_jobs import JobFilter
 from runs.queries.spend_history import SpendHistory, Stretch, distinct, history
 from runs.queries.spend_rows import Groups, Tally, day_row, forecast, group_row, group_rows, total
@@ -49,6 +51,7 @@ RUNS_AT_ONCE = 10_000
 """Parameters of one query, fewer than any database allows."""
 GROUPS = 20
 """Rows of a table before the rest is summed up in one row."""
+Key = TypeVar("Key")
 TRAFFIC, TRAFFIC_LABEL = "traffic", "Traffic and requests (estimate)"
 """Key and label of the estimate for traffic among the backends."""
 
@@ -70,6 +73,18 @@ class _Scope:
             return [self.period, self.month]
         first = min(self.period.first, self.month.first)
         return [Period(first=first, last=max(self.period.last, self.month.last))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Jobs:
+    """The newest attempts, and whether they are all. ``others`` are those that are not even, of
+    runs with a history, and of evaluations. ``pools`` has run and backend of the pools of the
+    even ones."""
+
+    even: EvenCosts
+    pools: dict[int, tuple[uuid.UUID, str]]
+    others: list[Attempt]
+    complete: bool
 
 
 @dataclass
@@ -99,11 +114,10 @@ def spend(
     began = midnight(min(period.first, month.first))
     scope = _Scope(period=period, month=month, history=history(began), now=now)
     sums = _Sums()
-    number = 0
-    for number, values in enumerate(_attempts(user, chosen, scope.spans), start=1):
-        if number > MOST_ATTEMPTS:
-            break
-        _add(sums, Attempt(*values), scope)
+    jobs = _jobs(user, chosen, scope)
+    _add_even(sums, jobs, scope)
+    for attempt in jobs.others:
+        _add(sums, attempt, scope)
     for run, stretch in _traffic(user, chosen, scope.spans, now):
         _add_traffic(sums, run, stretch, scope)
     _add_retained(sums, user, chosen, scope)
@@ -117,7 +131,7 @@ def spend(
         "total": group_row("", "", total(sums.groups.backends.values())),
         "days": [day_row(day, sums.by_day.get(day, {})) for day in period.days],
         **_tables(sums, runs, limit),
-        "complete": number <= MOST_ATTEMPTS,
+        "complete": jobs.complete,
         "now": rate,
         "month_usd": sums.month.known_usd,
         "forecast_usd": forecast(sums.month, rate, now),
@@ -125,28 +139,51 @@ def spend(
     }
 
 
-def _attempts(
-    user: AbstractBaseUser | AnonymousUser, chosen: JobFilter, spans: Sequence[Period]
-) -> Iterator[Any]:
-    """The attempts of replicas and then of evaluations that ran in one of the spans, the newest
-    first."""
+def _jobs(user: AbstractBaseUser | AnonymousUser, chosen: JobFilter, scope: _Scope) -> _Jobs:
+    """The attempts that ran in one of the spans."""
     if not can_view(user):
-        return iter(())
+        return _Jobs(even=EvenCosts.of([], scope.now), pools={}, others=[], complete=True)
     ran = Q()
-    for span in spans:
+    for span in scope.spans:
         begin = Q(ended_at__isnull=True) | Q(ended_at__gte=midnight(span.first))
         ran |= Q(created_at__lt=midnight(span.last + DAY)) & begin
     billed = Q(launched_at__isnull=False) | Q(started_at__isnull=False)
     attempts = ReplicaAttempt.objects.filter(ran, billed, chosen.but(state="").condition())
-    newest = attempts.order_by("-id").values_list(*COLUMNS)[: MOST_ATTEMPTS + 1]
+    columns = _newest(attempts.filter(even_costs.COSTLY), *even_costs.COLUMNS)
+    costs, number = EvenCosts.of(columns[:MOST_ATTEMPTS], scope.now), len(columns)
+    pools = _pools(np.unique(costs.pool).tolist())
+    with_history = {*scope.history.runs}
+    has_history = [pk for pk, (run, _) in pools.items() if run in with_history]
+    is_even = costs.is_even & ~np.isin(costs.pool, has_history)
     of_evaluations = EvaluationAttempt.objects.filter(ran, billed)
     if chosen.backend:
         of_evaluations = of_evaluations.annotate(backend=BACKEND_OF_EVALUATION)
         of_evaluations = of_evaluations.filter(backend=chosen.backend)
     if chosen.owner:
         of_evaluations = of_evaluations.filter(evaluation__run__owner__username=chosen.owner)
-    rows = of_evaluations.order_by("-id").values_list(*EVALUATION_COLUMNS)[: MOST_ATTEMPTS + 1]
-    return chain(newest.iterator(chunk_size=2000), rows.iterator(chunk_size=2000))
+    evaluations = _newest(of_evaluations, *EVALUATION_COLUMNS)
+    others = _by_id(costs.attempt[~is_even].tolist())
+    others += evaluations[: max(MOST_ATTEMPTS - number, 0)]
+    return _Jobs(
+        even=costs.only(is_even & np.isin(costs.pool, list(pools))),
+        pools=pools,
+        others=[Attempt(*row) for row in others],
+        complete=number + len(evaluations) <= MOST_ATTEMPTS,
+    )
+
+
+def _by_id(ids: Sequence[int]) -> list[Any]:
+    """:data:`COLUMNS` of attempts."""
+    rows = []
+    for first in range(0, len(ids), RUNS_AT_ONCE):
+        found = ReplicaAttempt.objects.filter(pk__in=ids[first : first + RUNS_AT_ONCE])
+        rows += found.values_list(*COLUMNS)
+    return rows
+
+
+def _newest(attempts: QuerySet[Any], *columns: Any) -> list[Any]:
+    """The newest attempts, one more than :data:`MOST_ATTEMPTS`."""
+    return list(attempts.order_by("-id").values_list(*columns)[: MOST_ATTEMPTS + 1])
 
 
 def _traffic(
@@ -194,6 +231,43 @@ def _add(sums: _Sums, attempt: Attempt, scope: _Scope) -> None:
     for tag, tally in of_tags.items():
         sums.groups.tags.setdefault(tag, Tally()).add(tally.of_one_job())
     sums.month.add(this_month.of_one_job())
+
+
+def _add_even(sums: _Sums, jobs: _Jobs, scope: _Scope) -> None:
+    """The same for many attempts, of runs without a history."""
+    costs, pools = jobs.even, jobs.pools
+    ids, pool_of = np.unique(costs.pool, return_inverse=True)
+    of_pools = [pools[pk] for pk in ids.tolist()]
+    backends = sorted({backend for _, backend in of_pools})
+    backend_of = np.array([backends.index(backend) for _, backend in of_pools], dtype=int)[pool_of]
+    period, month = Parts(len(costs)), Parts(len(costs))
+    for day in (day for span in scope.spans for day in span.days):
+        places, usd, s = costs.on(day)
+        if day in scope.period:
+            period.add(places, usd, s)
+            of_day = tallies(backend_of[places], len(backends), usd, s)
+            _add_tallies(sums.by_day.setdefault(day, {}), backends, of_day)
+        if day >= scope.month.first:
+            month.add(places, usd, s)
+    _add_tallies(sums.by_run, of_pools, period.tallies(pool_of, len(of_pools)))
+    for tally in month.tallies(backend_of, len(backends)):
+        sums.month.add(tally)
+
+
+def _add_tallies(sums: dict[Key, Tally], keys: Sequence[Key], tallies: Sequence[Tally]) -> None:
+    for key, tally in zip(keys, tallies, strict=True):
+        if tally.jobs:
+            sums.setdefault(key, Tally()).add(tally)
+
+
+def _pools(ids: Sequence[int]) -> dict[int, tuple[uuid.UUID, str]]:
+    """Run and backend of pools."""
+    result = {}
+    for first in range(0, len(ids), RUNS_AT_ONCE):
+        rows = ReplicaPool.objects.filter(pk__in=ids[first : first + RUNS_AT_ONCE]).order_by()
+        for pk, run, backend in rows.values_list("pk", "run_id", "backend"):
+            result[pk] = run, backend
+    return result
 
 
 def _days(stretch: Stretch, scope: _Scope) -> Iterator[tuple[date, float | None, float]]:
