@@ -221,7 +221,7 @@ def _rows(form: RunForm, names: Any) -> list[dict[str, Any]]:
 
 
 _PARTS = {
-    "s-run": ("name",),
+    "s-run": ("name", "tags"),
     "s-model": ("workload", "size", "data", "data_source", "eval_bytes"),
     "s-replicas": (),
     "s-training": ESSENTIAL,

@@ -121,12 +121,13 @@ function submitPage() {
   let sending = false;
   let first = [...touched];
   const later = asker(() => post(form.dataset.estimateUrl), (answer) => {
-    const { errors, estimate, changes, sweep, command } = answer;
+    const { errors, estimate, changes, sweep, command, budgets } = answer;
     errorsNow = errors;
     if (first) first = keep(first, errors);
     show(errors);
     showEstimate(estimate, errors);
     showChanges(form, changes);
+    if (budgets !== undefined) $("[data-budgets]", form).innerHTML = budgets;
     if (!estimate) return;
     showSweep(form, sweep);
     setText($("[data-command]", form), command);

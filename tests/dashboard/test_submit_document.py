@@ -294,6 +294,24 @@ def test_trackers_are_chosen_in_the_form_a_clone_and_a_document(
     assert form["trackers"].value() == [str(board.pk)] and form.all_errors == {}
 
 
+def test_tags_are_entered_in_the_form_a_clone_and_a_document(
+    client: Client, operator_user: Any
+) -> None:
+    response = client.post("/runs/new", filled(client) | {"tags": " paper  small paper"})
+    assert response.status_code == 302
+    run = Run.objects.get()
+    assert run.tags == ["paper", "small"]
+    form = client.get(f"/runs/new?clone={run.pk}").context["form"]
+    assert form["tags"].value() == "paper small"
+    [change] = estimate(client, run, tags="paper big")["changes"]
+    assert change == {"input": "tags", "label": "Tags", "before": "paper, small", "after": "paper, big"}
+    Run.objects.all().delete()
+    form = paste(client, '{"name": "x", "pools": [{}], "tags": ["paper"]}')
+    assert form.draft().tags == ("paper",)
+    form = paste(client, '{"name": "x", "pools": [{}], "tags": ["a:b"]}')
+    assert form.all_errors["tags"][0].startswith("expected tags of 1 to 40 characters without space")
+
+
 def test_a_clone_shows_its_changes_without_javascript(client: Client, run: Run) -> None:
     page = client.get(f"/runs/new?clone={run.pk}").content.decode()
     assert "Nothing changed yet" in page
