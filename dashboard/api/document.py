@@ -137,9 +137,9 @@ class RunDocument(Body):
     evaluations: Annotated[list[EvaluationDocument], Field(max_length=MOST_PLANS)] = Field(
         default_factory=list
     )
-    tags: Annotated[
-        list[Annotated[Text, Field(max_length=TAG_LENGTH)]], Field(max_length=TAGS)
-    ] = Field(default_factory=list)
+    tags: Annotated[list[Annotated[Text, Field(max_length=TAG_LENGTH)]], Field(max_length=TAGS)] = (
+        Field(default_factory=list)
+    )
 
 
 def draft_of(document: RunDocument) -> RunDraft:

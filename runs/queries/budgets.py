@@ -207,9 +207,7 @@ def budget_rows(
     return _rows(budgets or Budget.objects.all(), now)
 
 
-def rows_of_owner(
-    user: User, *, now: datetime, tags: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+def rows_of_owner(user: User, *, now: datetime, tags: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Rows of the budgets that a new run of a user with these tags counts towards. One query."""
     return _rows(budgets_of(user.pk, tags), now)
 

@@ -23,8 +23,7 @@ GROUPS = {"backend": "backends", "owner": "owners", "run": "runs", "tag": "tags"
 def chunks(spend: Mapping[str, Any]) -> Iterator[Chunk]:
     """One chunk, of the result of :func:`runs.queries.spend.spend` without a limit."""
     rows: list[Mapping[str, Any]] = [{**spend["total"], "by": "total"}]
-    for day in spend["days"]:
-        rows.append({**day, "by": "day", "key": day["day"], "name": day["day"]})
+    rows += [{**day, "by": "day", "key": day["day"], "name": day["day"]} for day in spend["days"]]
     for by, table in GROUPS.items():
         rows += [{**row, "by": by, "name": row["label"]} for row in spend[table]]
     yield {name: [row.get(name) for row in rows] for name in COLUMNS}

@@ -304,12 +304,19 @@ def test_tags_are_entered_in_the_form_a_clone_and_a_document(
     form = client.get(f"/runs/new?clone={run.pk}").context["form"]
     assert form["tags"].value() == "paper small"
     [change] = estimate(client, run, tags="paper big")["changes"]
-    assert change == {"input": "tags", "label": "Tags", "before": "paper, small", "after": "paper, big"}
+    assert change == {
+        "input": "tags",
+        "label": "Tags",
+        "before": "paper, small",
+        "after": "paper, big",
+    }
     Run.objects.all().delete()
     form = paste(client, '{"name": "x", "pools": [{}], "tags": ["paper"]}')
     assert form.draft().tags == ("paper",)
     form = paste(client, '{"name": "x", "pools": [{}], "tags": ["a:b"]}')
-    assert form.all_errors["tags"][0].startswith("expected tags of 1 to 40 characters without space")
+    assert form.all_errors["tags"][0].startswith(
+        "expected tags of 1 to 40 characters without space"
+    )
 
 
 def test_a_clone_shows_its_changes_without_javascript(client: Client, run: Run) -> None:

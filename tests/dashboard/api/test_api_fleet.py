@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import uuid
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from archipelago import fleet_rows
-from runs.models import Run
+from runs.models import RetainedSpend, Run
 from runs.queries import spend
 from tests.browser import seed, seed_fleet, seed_spend
 
@@ -77,8 +79,16 @@ def test_spending_as_a_file(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None
     seed_spend.history(run, days=3, price=2.0, backend="modal", tags=["paper"])
     other = seed.run(seed.user("oscar", "operator"), name="Unpriced", replicas=1, committed=1)
     seed_spend.history(other, days=1, price=None, backend="kubernetes", tags=[])
+    today = timezone.now().date()
     RetainedSpend.objects.bulk_create(
-        RetainedSpend(run=uuid.uuid4(), run_name="Gone", owner=f"u{n}", day=TODAY, usd=0.5, jobs=1)
+        RetainedSpend(
+            run=uuid.uuid4(),
+            run_name="Gone",
+            owner=f"u{n}",
+            backend="modal",
+            day=today,
+            deleted_at=timezone.now(),
+        )
         for n in range(spend.GROUPS)
     )
     rows = [json.loads(line) for line in lines_of(owner.get("/spend.jsonl"))]

@@ -49,9 +49,7 @@ def test_the_demo_becomes_a_queued_run(
     assert outbox == [("launch_run", str(run.pk))]
 
 
-def test_tags_of_the_submission_are_those_of_the_run(
-    operator_user: Any, outbox: list[Any]
-) -> None:
+def test_tags_of_the_submission_are_those_of_the_run(operator_user: Any, outbox: list[Any]) -> None:
     draft = replace(local_demo(), tags=("paper", "small"))
     run = create_run(draft, owner=operator_user, submit_key="k")
     run.refresh_from_db()
