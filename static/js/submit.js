@@ -7,7 +7,7 @@ import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { sendOnce, showErrors } from "./lib/forms.js";
 import { asker } from "./lib/requests.js";
 import { poolRows } from "./submit/pools.js";
-import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
+import { copyButtons, showBudgets, showChanges, showSweep } from "./submit/preview.js";
 import { settingSearch } from "./submit/search.js";
 
 const KEPT = "submit"; // sessionStorage key; base.js removes it on the next page
@@ -127,7 +127,7 @@ function submitPage() {
     show(errors);
     showEstimate(estimate, errors);
     showChanges(form, changes);
-    if (budgets !== undefined) $("[data-budgets]", form).innerHTML = budgets;
+    showBudgets(form, budgets);
     if (!estimate) return;
     showSweep(form, sweep);
     setText($("[data-command]", form), command);
