@@ -26,6 +26,6 @@ def chunks(spend: Mapping[str, Any]) -> Iterator[Chunk]:
     rows += [{**day, "by": "day", "key": day["day"], "name": day["day"]} for day in spend["days"]]
     for by, table in GROUPS.items():
         rows += [{**row, "by": by, "name": row["label"]} for row in spend[table]]
-    table = {name: [row.get(name) for row in rows] for name in COLUMNS}
-    table["usd"] = [None if usd is None else round(usd, 6) for usd in table["usd"]]
-    yield table
+    columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
+    columns["usd"] = [None if usd is None else round(usd, 6) for usd in columns["usd"]]
+    yield columns

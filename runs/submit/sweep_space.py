@@ -1,9 +1,10 @@
 """The space of a sweep: which fields have which values, and the runs that result.
 
 A field is a path of the document, e.g. ``settings.inner_lr`` or ``workload.size``; ``inner_lr``
-alone, or its label, is a group setting. Its values are a list, or text: ``1e-4, 3e-4, 1e-3``, or a range such as
-``1e-4..1e-2 x5 log`` (five values, at equal ratios) and ``2..8 x4`` (at equal distances). Every
-combination of the values is a run. Parsing is pure, and takes time linear in the text.
+alone, or its label, is a group setting. Its values are a list, or text: ``1e-4, 3e-4, 1e-3``, or a
+range such as ``1e-4..1e-2 x5 log`` (five values, at equal ratios) and ``2..8 x4`` (at equal
+distances). Every combination of the values is a run. Parsing is pure, and takes time linear in the
+text.
 """
 
 from __future__ import annotations
