@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-Z6INCM3P.js";import"./chunk-QWLTRHXY.js";import"./chunk-3VRTFQRZ.js";
+import"./chunk-DMFTDWHS.js";import"./chunk-HORTJG45.js";import"./chunk-AITAGIZZ.js";

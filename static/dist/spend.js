@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import{a as s,b as n}from"./chunk-Z6INCM3P.js";import"./chunk-QWLTRHXY.js";import{f as t,g as r,u as e}from"./chunk-3VRTFQRZ.js";var d=15e3;function i(){let a=t("[data-spend]"),f=s(t("[data-part]",a),d,c=>{for(let o of r("[data-fraction]",c))e(o,Number(o.dataset.fraction))});n(a.dataset.stream,f)}i();
+import{a as s,b as n}from"./chunk-DMFTDWHS.js";import"./chunk-HORTJG45.js";import{f as t,g as r,u as e}from"./chunk-AITAGIZZ.js";var d=15e3;function i(){let a=t("[data-spend]"),f=s(t("[data-part]",a),d,c=>{for(let o of r("[data-fraction]",c))e(o,Number(o.dataset.fraction))});n(a.dataset.stream,f)}i();
