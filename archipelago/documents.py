@@ -20,6 +20,7 @@ EXAMPLE = """\
 name = "First run"
 time_limit_s = 1800          # 0: no limit
 budget_usd = 0.0             # 0: no limit
+tags = []                    # e.g. ["paper"]: for filters, and for budgets of a tag
 # rendezvous = "s3://bucket/runs/first"     # default: chosen by the server
 # store_credential = "bucket"               # name of a credential of kind store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from archipelago import terminal
+from archipelago import files, terminal
 from archipelago.client import Client
 from archipelago.fleet_rows import FleetPage, JobSum, LiveJob, Spend, SpendGroup
 
@@ -81,14 +81,17 @@ def rate(row: JobSum) -> str:
 def spend(client: Client, options: argparse.Namespace) -> int:
     if options.days is not None and options.first:
         raise ValueError("expected --days or --from, found both")
-    result = client.spend(
-        first=options.first,
-        last=options.last,
-        days=options.days,
-        backend=options.backend,
-        owner=options.owner,
-        limit=options.limit,
-    )
+    asked = {
+        "first": options.first,
+        "last": options.last,
+        "days": options.days,
+        "backend": options.backend,
+        "owner": options.owner,
+    }
+    if options.format or options.output:
+        chunks = client.spend_file(options.format or "csv", **asked)
+        return files.save(chunks, options.output or "-")
+    result = client.spend(limit=options.limit, **asked)
     if options.json:
         return terminal.print_json(result.raw)
     known = not result.month_unpriced

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from archipelago import files
 from archipelago.evaluation_rows import Evaluation, EvaluationAttempt, EvaluationPlan
 from archipelago.fleet_rows import FleetPage, LiveJob, Spend
 from archipelago.frame_client import FrameClient
@@ -148,6 +148,20 @@ class ReadClient(FrameClient):
         query: dict[str, Any] = {"from": first, "to": last, "days": days}
         return Spend.of(self._get("/spend", backend=backend, owner=owner, limit=limit, **query))
 
+    def spend_file(
+        self,
+        format: str,
+        *,
+        first: str | None = None,
+        last: str | None = None,
+        days: int | None = None,
+        backend: str = "",
+        owner: str = "",
+    ) -> Iterator[bytes]:
+        """The rows of the total and of each day, backend, owner, run and tag, as a file."""
+        query = {"from": first, "to": last, "days": days, "backend": backend, "owner": owner}
+        return self._http.stream(f"/spend.{quote(format)}", query)
+
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> list[Event]:
         """Events with an id above ``after``, oldest first."""
         result = self._get(f"/runs/{quote(run)}/events", after=after, limit=limit)
@@ -185,11 +199,11 @@ class ReadClient(FrameClient):
 
     def export(self, run: str, table: str, format: str, *, to: Path) -> int:
         """Write all rows to the file ``to``, atomically. Returns its size in bytes."""
-        return _write(self.export_stream(run, table, format), to)
+        return files.write(self.export_stream(run, table, format), to)
 
     def export_runs(self, format: str, *, query: str = "", to: Path) -> int:
         """Write one row per run that matches to the file ``to``. Returns its size in bytes."""
-        return _write(self.export_runs_stream(format, query=query), to)
+        return files.write(self.export_runs_stream(format, query=query), to)
 
     def export_runs_stream(self, format: str, *, query: str = "") -> Iterator[bytes]:
         return self._http.stream(f"/runs/export.{quote(format)}", {"q": query})
@@ -268,17 +282,3 @@ class ReadClient(FrameClient):
     def deletion(self, run: str) -> DeletionPlan:
         """The objects that :meth:`delete` with ``objects`` would delete and keep."""
         return DeletionPlan.of(self._get(f"/runs/{quote(run)}/deletion"))
-
-
-def _write(chunks: Iterator[bytes], to: Path) -> int:
-    """Write to a file of another name first, so that ``to`` is complete or unchanged."""
-    part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
-    size = 0
-    try:
-        with part.open("wb") as file:
-            for chunk in chunks:
-                size += file.write(chunk)
-        part.replace(to)
-    finally:
-        part.unlink(missing_ok=True)
-    return size

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from archipelago import run_commands, terminal
+from archipelago import files, run_commands, terminal
 from archipelago.client import Client
 from archipelago.errors import Invalid, Unreachable
 from archipelago.frame_commands import inbox
@@ -311,28 +309,13 @@ def document(client: Client, options: argparse.Namespace) -> int:
 
 def export(client: Client, options: argparse.Namespace) -> int:
     run = client.find(options.run)
-    if options.output == "-":
-        return _to_standard_output(client.export_stream(run.id, options.table, options.format))
     name = options.output or f"{run.id[:8]}-{options.table}.{options.format}"
-    written = client.export(run.id, options.table, options.format, to=Path(name))
-    print(f"{name}: {terminal.size(written)}", file=sys.stderr)
-    return 0
+    return files.save(client.export_stream(run.id, options.table, options.format), name)
 
 
 def export_runs(client: Client, options: argparse.Namespace) -> int:
-    if options.output == "-":
-        return _to_standard_output(client.export_runs_stream(options.format, query=options.query))
-    name = options.output or f"runs.{options.format}"
-    written = client.export_runs(options.format, query=options.query, to=Path(name))
-    print(f"{name}: {terminal.size(written)}", file=sys.stderr)
-    return 0
-
-
-def _to_standard_output(chunks: Iterator[bytes]) -> int:
-    for chunk in chunks:
-        sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
-    return 0
+    chunks = client.export_runs_stream(options.format, query=options.query)
+    return files.save(chunks, options.output or f"runs.{options.format}")
 
 
 def backends(client: Client, options: argparse.Namespace) -> int:

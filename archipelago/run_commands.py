@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from archipelago import terminal
+from archipelago import files, terminal
 from archipelago.client import Client
 from archipelago.rows import RunHeader
 
@@ -67,18 +66,4 @@ def save_logs(client: Client, run: RunHeader, options: argparse.Namespace) -> in
         level=options.level,
         text=options.grep,
     )
-    if options.output == "-":
-        for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
-        return 0
-    target = Path(options.output)
-    part = target.with_name(f"{target.name}.part")
-    try:
-        with part.open("wb") as file:
-            size = sum(file.write(chunk) for chunk in chunks)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"{target}: {terminal.size(size)}", file=sys.stderr)
-    return 0
+    return files.save(chunks, options.output)

@@ -13,8 +13,9 @@ from archipelago import list_rows as shared
 from dashboard.api.auth import OPERATORS, submitter
 from dashboard.api.problems import Invalid, at
 from dashboard.api.types import NO_NUL, Body, responses
-from runs.actions import bulk, lifecycle
+from runs.actions import bulk
 from runs.queries import search
+from runs.submit.tags import TAG_LENGTH, TAGS
 
 router = Router(tags=["actions"])
 
@@ -35,8 +36,8 @@ class BulkRequest(Body):
     query: Annotated[str, Field(max_length=search.LONGEST, pattern=NO_NUL)] | None = None
     reason: Annotated[str, Field(max_length=500, pattern=NO_NUL)] = ""
     tags: Annotated[
-        list[Annotated[str, Field(max_length=lifecycle.TAG_LENGTH, pattern=NO_NUL)]],
-        Field(max_length=lifecycle.TAGS, default_factory=list),
+        list[Annotated[str, Field(max_length=TAG_LENGTH, pattern=NO_NUL)]],
+        Field(max_length=TAGS, default_factory=list),
     ]
     objects: bool = False
 

@@ -21,6 +21,7 @@ from runs.exceptions import InvalidRun
 from runs.queries import named
 from runs.submit.evaluation_plans import MOST_PLANS
 from runs.submit.run_draft import Fork, PlanDraft, PoolDraft, RunDraft
+from runs.submit.tags import TAG_LENGTH, TAGS
 
 Text = Annotated[str, Field(pattern=NO_NUL)]
 Seconds = Annotated[int, Field(ge=0, le=366 * 86_400)]
@@ -101,7 +102,7 @@ class RunDocument(Body):
     though the estimate exceeds the budget, which will end the run. ``notify`` lists the names of
     the webhooks that receive its alerts; by default all do. ``trackers`` lists the names of the
     experiment trackers that its metrics are mirrored to. ``evaluations`` are measured of its
-    checkpoints."""
+    checkpoints. Budgets of ``tags`` apply to the launch."""
 
     model_config = ConfigDict(title="Run document")
 
@@ -136,6 +137,9 @@ class RunDocument(Body):
     evaluations: Annotated[list[EvaluationDocument], Field(max_length=MOST_PLANS)] = Field(
         default_factory=list
     )
+    tags: Annotated[list[Annotated[Text, Field(max_length=TAG_LENGTH)]], Field(max_length=TAGS)] = (
+        Field(default_factory=list)
+    )
 
 
 def draft_of(document: RunDocument) -> RunDraft:
@@ -164,6 +168,7 @@ def draft_of(document: RunDocument) -> RunDraft:
         notify=None if document.notify is None else named.webhook_ids(document.notify),
         trackers=named.tracker_ids(document.trackers),
         evaluations=_evaluations(document.evaluations),
+        tags=tuple(document.tags),
     )
 
 

@@ -20,7 +20,7 @@ from runs.queries.listing import NEWEST, Order
 
 router = Router(tags=["export"])
 
-_FILES: dict[str, Any] = {
+FILES: dict[str, Any] = {
     "responses": {
         200: {
             "description": "The file",
@@ -36,7 +36,7 @@ Format = Literal[tuple(CONTENT_TYPES)]  # type: ignore[valid-type]
 @router.get(
     "/runs/export.{format}",
     response={401: Problem, 403: Problem, 422: Problem, 501: Problem},
-    openapi_extra=_FILES,
+    openapi_extra=FILES,
 )
 def export_runs(
     request: HttpRequest,
@@ -52,13 +52,13 @@ def export_runs(
     user = reader(request)
     runs = search.matching(selectors.runs_for(user), search.parse(q), user=user)
     rows = list_export.chunks(runs, Order.of(sort))
-    return _file(request, list_export.COLUMNS, rows, name=f"runs.{format}", format=format)
+    return table_file(request, list_export.COLUMNS, rows, name=f"runs.{format}", format=format)
 
 
 @router.get(
     "/runs/{uuid:run_id}/export/{table}.{format}",
     response={401: Problem, 403: Problem, 404: Problem, 422: Problem, 501: Problem},
-    openapi_extra=_FILES,
+    openapi_extra=FILES,
 )
 def export(
     request: HttpRequest,
@@ -70,12 +70,13 @@ def export(
     run = run_to_see(request, run_id)
     wanted = TABLES[table]
     name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{table}.{format}"
-    return _file(request, wanted.columns, wanted.chunks(run), name=name, format=format)
+    return table_file(request, wanted.columns, wanted.chunks(run), name=name, format=format)
 
 
-def _file(
+def table_file(
     request: HttpRequest, columns: Columns, rows: Iterator[Chunk], *, name: str, format: str
 ) -> Any:
+    """The table as a download; 501 without pyarrow for Parquet."""
     try:
         write = writer_of(format)
     except NoParquet as error:

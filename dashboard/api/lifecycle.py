@@ -22,6 +22,7 @@ from runs.alerts import store as alerting
 from runs.exceptions import ActionRefused
 from runs.models import Run
 from runs.submit import clone_and_fork
+from runs.submit.tags import TAG_LENGTH, TAGS
 
 router = Router(tags=["lifecycle"])
 
@@ -32,8 +33,8 @@ class Description(Body):
     notes: Annotated[str, Field(max_length=lifecycle.NOTES_LENGTH, pattern=NO_NUL)] | None = None
     tags: (
         Annotated[
-            list[Annotated[str, Field(max_length=lifecycle.TAG_LENGTH, pattern=NO_NUL)]],
-            Field(max_length=lifecycle.TAGS),
+            list[Annotated[str, Field(max_length=TAG_LENGTH, pattern=NO_NUL)]],
+            Field(max_length=TAGS),
         ]
         | None
     ) = None

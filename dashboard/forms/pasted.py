@@ -39,6 +39,7 @@ _KNOWN = (
     "notify",
     "trackers",
     "evaluations",
+    "tags",
 )
 _POOL = tuple(PoolDraft.__dataclass_fields__)
 
@@ -89,6 +90,7 @@ def fill(
         problems.add("evaluations", f"expected at most {MOST_PLANS}, found {len(plans)}")
     for index, plan in enumerate(plans[:MOST_PLANS]):
         values |= _evaluation(plan, index, problems)
+    values["tags"] = " ".join(_text(item) for item in _list(document, "tags", problems))
     with problems:
         values["store_credential"] = _credential(document, "store", "store_credential")
     with problems:

@@ -39,9 +39,10 @@ from diloco.protocol.workload import (
     HuggingFaceWorkload,
     WorkloadDocument,
 )
-from runs.exceptions import InvalidRun
+from runs.exceptions import ActionRefused, InvalidRun
 from runs.submit.evaluation_plans import MOST_PLANS
 from runs.submit.run_draft import PlanDraft, RunDraft
+from runs.submit.tags import parse_tags
 
 DERIVED = frozenset({"num_replicas", "start_replicas"})
 """Settings without a field: they follow from the pools and from the field ``start``."""
@@ -71,6 +72,12 @@ START = {
 
 class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
     name = forms.CharField(label="Name", max_length=80, help_text="Shown in the list of runs.")
+    tags = forms.CharField(
+        label="Tags",
+        required=False,
+        max_length=900,
+        help_text="Separate tags with spaces. Lists are filtered, and budgets are set, by tag.",
+    )
     rendezvous = forms.CharField(
         label="Rendezvous",
         required=False,
@@ -254,6 +261,12 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
     def remove_evaluation(self, index: str) -> None:
         self.evaluations = [row for row in self.evaluations if str(row.index) != index]
 
+    def clean_tags(self) -> list[str]:
+        try:
+            return parse_tags(self.cleaned_data["tags"].split())
+        except ActionRefused as error:
+            raise forms.ValidationError(str(error)) from None
+
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
         cleaned["workload"] = cleaned.get("workload") or GPT
@@ -344,6 +357,7 @@ class RunForm(ForkForm, SweepForm, CustomForm, HuggingFaceForm):
             notify=self._notify(),
             trackers=tuple(sorted(map(int, values["trackers"]))),
             evaluations=evaluations,
+            tags=tuple(values["tags"]),
         )
 
     def _plans(self) -> tuple[PlanDraft, ...] | None:
@@ -434,6 +448,7 @@ def initial_from(draft: RunDraft) -> dict[str, Any]:
         "max_restarts": draft.max_restarts,
         "trackers": [str(pk) for pk in draft.trackers],
         "evaluations": [initial_of_plan(plan) for plan in draft.evaluations],
+        "tags": " ".join(draft.tags),
         **({} if draft.notify is None else {"notify": [str(pk) for pk in draft.notify]}),
     }
 

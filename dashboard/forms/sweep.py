@@ -21,8 +21,9 @@ class SweepForm(forms.Form):
         max_length=TEXT_LENGTH,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 3, "placeholder": "inner_lr = 1e-4, 3e-4, 1e-3"}),
-        help_text="One field a line: a list of values, or a range such as 1e-4..1e-2 x5 log or "
-        f"2..8 x4. Every combination is a run, at most {MOST_RUNS}. Leave empty for one run.",
+        help_text="One field a line, by its label or its name in documents: a list of values, or a "
+        "range such as 1e-4..1e-2 x5 log or 2..8 x4. Every combination is a run, at most "
+        f"{MOST_RUNS}. Leave empty for one run.",
     )
     sweep_parallel = forms.IntegerField(
         label="Runs at a time",

@@ -55,7 +55,7 @@ def _input(field: str, pools: Sequence[int | str]) -> str:
 def _text(field: str, value: Any) -> str:
     if field == "notify" and value is None:
         return "all"
-    if field in ("notify", "trackers") and value:
+    if field in ("notify", "trackers", "tags") and value:
         return ", ".join(map(str, value))
     if field == "evaluations" and value:
         return "; ".join(map(_evaluation, value))

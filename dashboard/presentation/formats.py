@@ -180,3 +180,10 @@ def _fixed(value: float, digits: int) -> Decimal:
 def _exponent(value: float) -> str:
     """Like ``toExponential(2)`` of the browser: ``1.25e+20``."""
     return f"{_THREE.create_decimal(value):.2e}"
+
+
+def in_short(reason: str) -> str:
+    """The reason of a failure with only the last line of the log that it quotes: the error."""
+    head, _, log = reason.partition(" Last lines of its log:")
+    last = log.strip().rpartition("\n")[2].strip()
+    return f"{head} {last}" if last else reason

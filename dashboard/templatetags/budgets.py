@@ -23,9 +23,10 @@ def all_budgets(user: User, owner: str = "") -> dict[str, Any]:
 
 
 @register.inclusion_tag("partials/budgets.html")
-def own_budgets(user: User) -> dict[str, Any]:
-    """The budgets that a new run of the user counts towards."""
-    return {"budgets": budgets.rows_of_owner(user, now=timezone.now())}
+def own_budgets(user: User, tags: str | None) -> dict[str, Any]:
+    """The budgets that a new run of the user counts towards. ``tags`` is the value of a field."""
+    words = (tags or "").split()
+    return {"budgets": budgets.rows_of_owner(user, now=timezone.now(), tags=words)}
 
 
 @register.inclusion_tag("partials/budget_banners.html")

@@ -264,7 +264,7 @@ def _row(
         place=" · ".join(text for name, text in place.items() if text and name in columns),
         tags=tags[:TAGS_SHOWN],
         more_tags=tags[TAGS_SHOWN:],
-        why=run.state_reason[:WHY_LENGTH] if run.state == RunState.FAILED else "",
+        why=formats.in_short(run.state_reason)[:WHY_LENGTH] if run.state == RunState.FAILED else "",
         archived=run.archived_at is not None,
         deleting=run.delete_requested_at is not None,
         seen=seen.isoformat() if seen else "",

@@ -82,6 +82,7 @@ def spend(request: HttpRequest) -> HttpResponse:
         "chosen": chosen,
         "filtered": chosen != JobFilter(),
         "unfiltered": _address(JobFilter(), **_dates(period)),
+        "file": _address(chosen, **_dates(period)),
         "most": queries.MOST_ATTEMPTS,
         "storage": storage_health.storage_problem(),
         "silent_since": health.silent_since(),

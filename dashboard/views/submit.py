@@ -19,6 +19,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect
+from django.template.loader import render_to_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -28,6 +29,7 @@ from dashboard.forms.pasted import OMITTED, fill, posted
 from dashboard.forms.prefill import from_query
 from dashboard.forms.run import FIELDS
 from dashboard.parameters import text_of
+from dashboard.templatetags.budgets import own_budgets
 from dashboard.views import submit_source
 from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
@@ -130,6 +132,8 @@ def estimate(request: HttpRequest) -> JsonResponse:
             shown = dataclasses.asdict(preview(form, draft))
         except InvalidRun as error:
             show(form, error.problems)
+        context = own_budgets(signed_in(request), " ".join(draft.tags))
+        shown["budgets"] = render_to_string("partials/budgets.html", context)
     return JsonResponse({"errors": form.all_errors, **shown})
 
 

@@ -176,6 +176,7 @@ def page(
             for name, messages_of_field in errors.items()
         ],
         "launch_refused": status is None,
+        "wrong_fields": sum(form.input_of(name) is not None for name in errors),
         "source": submit_source.offered(request),
         "dry_run": draft if dry_run else None,
     }
@@ -221,7 +222,7 @@ def _rows(form: RunForm, names: Any) -> list[dict[str, Any]]:
 
 
 _PARTS = {
-    "s-run": ("name",),
+    "s-run": ("name", "tags"),
     "s-model": ("workload", "size", "data", "data_source", "eval_bytes"),
     "s-replicas": (),
     "s-training": ESSENTIAL,

@@ -9,10 +9,10 @@ from django.db import transaction
 from django.utils import timezone
 
 from runs import audit
-from runs.actions.lifecycle import TAG_LENGTH, parse_tags
 from runs.actions.saving import AlreadyUsed, DeletedMeanwhile, save
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import Budget
+from runs.submit.tags import TAG_LENGTH, parse_tags
 from runs.task_queue import enqueue
 
 MOST = 500

@@ -33,12 +33,11 @@ from runs.models import Checkpoint, ReplicaAttempt, ReplicaPool, Run
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
 from runs.submit import prefixes
 from runs.submit.create import add_replicas
+from runs.submit.tags import parse_tags
 from runs.task_queue import enqueue
 from runs.transitions import clean_text, record_event, transition, transition_replica
 
 NOTES_LENGTH = 20_000
-TAG_LENGTH = 40
-TAGS = 20
 
 RESUMABLE = (RunState.FAILED, RunState.CANCELLED)
 
@@ -228,21 +227,6 @@ def describe(
         note_in_journal(run)
     run.notes, run.tags = notes, chosen
     return True
-
-
-def parse_tags(tags: Iterable[str]) -> list[str]:
-    """Distinct tags in the given order. Tags have no space or comma, which queries split at."""
-    tags_in_order = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-    for tag in tags_in_order:
-        is_invalid = any(sign.isspace() or not sign.isprintable() or sign in ",:" for sign in tag)
-        if is_invalid or len(tag) > TAG_LENGTH:
-            raise ActionRefused(
-                f"expected tags of 1 to {TAG_LENGTH} characters without space, comma and colon, "
-                f"found {tag[:TAG_LENGTH]!r}"
-            )
-    if len(tags_in_order) > TAGS:
-        raise ActionRefused(f"expected at most {TAGS} tags, found {len(tags_in_order)}")
-    return tags_in_order
 
 
 def note_in_journal(run: Run) -> None:

@@ -207,9 +207,9 @@ def budget_rows(
     return _rows(budgets or Budget.objects.all(), now)
 
 
-def rows_of_owner(user: User, *, now: datetime) -> list[dict[str, Any]]:
-    """Rows of the budgets that a new run of a user counts towards. One query."""
-    return _rows(budgets_of(user.pk, ()), now)
+def rows_of_owner(user: User, *, now: datetime, tags: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Rows of the budgets that a new run of a user with these tags counts towards. One query."""
+    return _rows(budgets_of(user.pk, tags), now)
 
 
 def rows_of_run(run_id: uuid.UUID, *, now: datetime) -> list[dict[str, Any]]:

@@ -142,6 +142,7 @@ def measured(runs: Sequence[Run], now: datetime | None = None) -> list[dict[str,
 def _measures(
     run: Run, best: tuple[float | None, float | None], now: datetime
 ) -> dict[str, float | None]:
+    # Without tokens nothing is measured yet: less traffic than another run is no merit.
     begun = run.first_step_at
     wall_s = ((run.ended_at or now) - begun).total_seconds() if begun else None
     cost = None if getattr(run, "unpriced", True) else finite(run.cost_usd)
@@ -150,11 +151,11 @@ def _measures(
         "best_eval_loss": _least(best[0], run.eval_loss),
         "train_loss": finite(run.train_loss),
         "best_train_loss": finite(best[1]),
-        "tokens": run.tokens,
+        "tokens": run.tokens or None,
         "wall_s": wall_s,
-        "tokens_per_s": run.tokens / wall_s if wall_s else None,
+        "tokens_per_s": run.tokens / wall_s if wall_s and run.tokens else None,
         "goodput": goodput(run.phase_s),
-        "bytes": run.bytes_up + run.bytes_down,
+        "bytes": (run.bytes_up + run.bytes_down) if run.tokens else None,
         "cost_usd": cost,
         "usd_per_billion_tokens": cost / run.tokens * 1e9
         if cost is not None and run.tokens

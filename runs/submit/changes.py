@@ -17,6 +17,7 @@ _LABELS = {
     "notify": "Webhooks for alerts",
     "trackers": "Experiment trackers",
     "evaluations": "Evaluations",
+    "tags": "Tags",
 }
 _SKIPPED = frozenset({"name", "rendezvous", "fork"})
 """Fields that every clone has to change."""

@@ -20,6 +20,7 @@ from diloco.store.base import Store
 from diloco.store.location import canonical
 from runs.exceptions import InvalidRun, LaunchFailed
 from runs.ingest.stores import store_for
+from runs.json_values import texts
 from runs.models import Checkpoint, ReplicaPool, Run
 from runs.submit import names
 from runs.submit.evaluation_plans import draft_of
@@ -51,6 +52,7 @@ def clone_of(run: Run) -> RunDraft:
         notify=None if run.notify is None else tuple(run.notify),
         trackers=tuple(run.mirrors.values_list("tracker_id", flat=True)),
         evaluations=tuple(map(draft_of, run.evaluation_plans.filter(enabled=True))),
+        tags=tuple(texts(run.tags)),
     )
 
 

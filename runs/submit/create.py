@@ -17,7 +17,7 @@ from diloco.protocol.workload import CustomWorkload
 from diloco.store.location import canonical
 from runs.backends import budgets
 from runs.credentials import check_store
-from runs.exceptions import InvalidRun
+from runs.exceptions import ActionRefused, InvalidRun
 from runs.local_access import first_refused
 from runs.models import (
     Archive,
@@ -35,6 +35,7 @@ from runs.submit.data_check import refuse_data
 from runs.submit.evaluation_plans import check_plans, new_plan
 from runs.submit.pool_check import check_pool, credential_of, pool_price
 from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
+from runs.submit.tags import parse_tags
 from runs.submit.uploads import (
     check_archive,
     check_function,
@@ -84,7 +85,7 @@ def check_submission(draft: RunDraft, user: User) -> CheckedDraft:
     """Validate a draft and the permissions of ``user``. Raises :class:`InvalidRun`."""
     run_id = uuid.uuid4()
     check_local(draft, user)
-    check_budgets(user, getattr(draft, "tags", ()))
+    check_budgets(user, draft.tags)
     rendezvous = check_draft(draft, run_id, viewer=user)
     return CheckedDraft(draft=draft, run_id=run_id, rendezvous=rendezvous)
 
@@ -178,6 +179,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
     ``viewer``: see :func:`runs.submit.prefixes.check_free`.
     """
     check_name(draft.name)
+    _check_tags(draft.tags)
     if not draft.pools:
         raise InvalidRun("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(draft.pools):
@@ -211,6 +213,13 @@ def check_name(name: str) -> None:
     length = len(name.strip())
     if not 1 <= length <= NAME_LENGTH:
         raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {length}")
+
+
+def _check_tags(tags: Sequence[str]) -> None:
+    try:
+        parse_tags(tags)
+    except ActionRefused as error:
+        raise InvalidRun("tags", str(error)) from None
 
 
 def _check_data(draft: RunDraft) -> None:
@@ -302,6 +311,7 @@ def store_run(
         store_credential_id=draft.store_credential,
         archive=_archive(draft),
         notify=None if draft.notify is None else list(draft.notify),
+        tags=parse_tags(draft.tags),
         **_origin(draft.fork),
         **(place.columns() if place else {}),
         created_at=now,

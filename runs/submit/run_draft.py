@@ -102,7 +102,7 @@ class RunDraft:
     workloads that name a function in it. ``fork`` None starts with new weights. ``notify`` are ids
     of the webhooks that receive its alerts; None means all webhooks, also future ones. ``trackers``
     are ids of the experiment trackers that its metrics are mirrored to. ``evaluations`` are
-    measured of its checkpoints.
+    measured of its checkpoints. Budgets of its ``tags`` apply to its launch.
     """
 
     name: str
@@ -120,6 +120,7 @@ class RunDraft:
     notify: tuple[int, ...] | None = None
     trackers: tuple[int, ...] = ()
     evaluations: tuple[PlanDraft, ...] = ()
+    tags: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The document of the draft, with credentials, webhooks and trackers by id. It has no
@@ -131,6 +132,7 @@ class RunDraft:
             "workload": self.workload.to_dict(),
             "pools": [asdict(pool) for pool in self.pools],
             "evaluations": [plan.to_dict() for plan in self.evaluations],
+            "tags": list(self.tags),
             "fork": self.fork and asdict(self.fork) | {"run": str(self.fork.run)},
         }
 

@@ -1,14 +1,16 @@
 """The space of a sweep: which fields have which values, and the runs that result.
 
 A field is a path of the document, e.g. ``settings.inner_lr`` or ``workload.size``; ``inner_lr``
-alone is a group setting. Its values are a list, or text: ``1e-4, 3e-4, 1e-3``, or a range such as
-``1e-4..1e-2 x5 log`` (five values, at equal ratios) and ``2..8 x4`` (at equal distances). Every
-combination of the values is a run. Parsing is pure, and takes time linear in the text.
+alone, or its label, is a group setting. Its values are a list, or text: ``1e-4, 3e-4, 1e-3``, or a
+range such as ``1e-4..1e-2 x5 log`` (five values, at equal ratios) and ``2..8 x4`` (at equal
+distances). Every combination of the values is a run. Parsing is pure, and takes time linear in the
+text.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import math
 import re
@@ -115,13 +117,13 @@ def words_of(values: Mapping[str, Any]) -> str:
 
 
 def _parameter(field: str, given: Any, draft: RunDraft) -> Parameter:
-    path = field if "." in field else f"settings.{field}"
+    path = field if "." in field else f"settings.{_setting_name(field)}"
     head, _, name = path.partition(".")
     try:
         if head == "settings":
             spec = _specs().get(name)
             if spec is None or name in DERIVED:
-                raise _wrong(f"expected a group setting, found {field[:60]!r}")
+                raise _wrong(f"expected a group setting, found {field[:60]!r}{_similar(field)}")
             values = [spec.check(value) for value in _values(given, spec.kind)]
         elif (
             head == "workload"
@@ -139,6 +141,20 @@ def _parameter(field: str, given: Any, draft: RunDraft) -> Parameter:
     except TypeError:
         raise _wrong(f"{path}: expected values of the field's type") from None
     return Parameter(field=path, values=tuple(dict.fromkeys(values)))
+
+
+def _setting_name(text: str) -> str:
+    """The name of a group setting that is given by its name, or by its label on the form."""
+    labels = {spec.label.casefold(): name for name, spec in _specs().items()}
+    return labels.get(text.casefold(), text)
+
+
+def _similar(text: str) -> str:
+    """Settings with a similar name or label, as the end of an error message."""
+    names = {word.casefold(): name for name, s in _specs().items() for word in (name, s.label)}
+    found = difflib.get_close_matches(text[:60].casefold(), names, n=2)
+    similar = dict.fromkeys(names[word] for word in found)
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def _of_workload(given: Any, name: str, draft: RunDraft) -> list[Any]:

@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-KXJ5T26N.js";import"./chunk-BLOHGFE2.js";import"./chunk-MJGHWYAG.js";
+import"./chunk-LLX5XSG6.js";import"./chunk-6O66KIZE.js";import"./chunk-J7Z2XEBU.js";

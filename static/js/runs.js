@@ -58,7 +58,10 @@ function runsPage() {
     setText(cell("cost"), format.spent(run.cost_usd, run.cost_known));
     setText(cell("rate"), format.rate(run.usd_h, run.usd_h_known));
     cell("why").hidden = run.state !== "failed" || !run.state_reason;
-    setText(cell("why"), cell("why").hidden ? "" : run.state_reason.slice(0, WHY_LENGTH));
+    setText(
+      cell("why"),
+      cell("why").hidden ? "" : format.inShort(run.state_reason).slice(0, WHY_LENGTH),
+    );
     if (run.started_at && cell("started") && !$("time", cell("started"))) {
       const time = document.createElement("time");
       time.dateTime = run.started_at;

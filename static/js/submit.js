@@ -7,7 +7,7 @@ import { $, $$, h, icon, setText } from "./lib/dom.js";
 import { sendOnce, showErrors } from "./lib/forms.js";
 import { asker } from "./lib/requests.js";
 import { poolRows } from "./submit/pools.js";
-import { copyButtons, showChanges, showSweep } from "./submit/preview.js";
+import { copyButtons, showBudgets, showChanges, showSweep } from "./submit/preview.js";
 import { settingSearch } from "./submit/search.js";
 
 const KEPT = "submit"; // sessionStorage key; base.js removes it on the next page
@@ -121,12 +121,13 @@ function submitPage() {
   let sending = false;
   let first = [...touched];
   const later = asker(() => post(form.dataset.estimateUrl), (answer) => {
-    const { errors, estimate, changes, sweep, command } = answer;
+    const { errors, estimate, changes, sweep, command, budgets } = answer;
     errorsNow = errors;
     if (first) first = keep(first, errors);
     show(errors);
     showEstimate(estimate, errors);
     showChanges(form, changes);
+    showBudgets(form, budgets);
     if (!estimate) return;
     showSweep(form, sweep);
     setText($("[data-command]", form), command);

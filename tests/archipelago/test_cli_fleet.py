@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,19 @@ def test_spend(call: Call, signed_in: str) -> None:
     assert len(call("spend", "--by", "day", "--days", "30").out.splitlines()) > 30
     body = json.loads(call("spend", "--owner", "owner", "--json").out)
     assert [group["label"] for group in body["runs"]] == ["Priced"]
+
+
+def test_spend_as_a_file(call: Call, signed_in: str, tmp_path: Path) -> None:
+    run = seed.run(seed.user("owner", "operator"), name="Priced", replicas=1, committed=1)
+    seed_spend.history(run, days=3, price=2.0, backend="modal", tags=["paper"])
+    path = tmp_path / "spend.csv"
+    result = call("spend", "--owner", "owner", "-o", str(path))
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith(f"{path}: ")
+    rows = {row["by"]: row for row in csv.DictReader(path.open())}
+    assert rows["run"]["name"] == "Priced"
+    assert rows["run"]["usd"] == rows["owner"]["usd"] == rows["total"]["usd"] != ""
+    assert call("spend", "--format", "csv", "--owner", "nora").out.startswith("by,key,name,jobs,")
 
 
 def test_spend_names_a_wrong_day(call: Call, signed_in: str) -> None:

@@ -58,6 +58,18 @@ def test_server_and_browser_format_numbers_alike(page: Page) -> None:
         assert result == [getattr(formats, name)(value) for value in values], name
 
 
+def test_server_and_browser_shorten_a_reason_alike(page: Page) -> None:
+    from dashboard.presentation import formats
+
+    log = (
+        "replica 0: error, exit code 1: ended. Last lines of its log:\n step 7\n ValueError: x \n\n"
+    )
+    reasons = ["", "stopped by olga", log, "ended. Last lines of its log:\n", f"{log} {log}"]
+    result = page.evaluate(f"(all) => {{ {SOURCE}\n return all.map(inShort); }}", reasons)
+    assert result == [formats.in_short(reason) for reason in reasons]
+    assert result[2] == "replica 0: error, exit code 1: ended. ValueError: x"
+
+
 def test_ticks_of_an_axis_have_distinct_labels(page: Page) -> None:
     for given, expected in AXES.items():
         text, *ticks = given.split()

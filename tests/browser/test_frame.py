@@ -83,12 +83,25 @@ def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(
     with page.expect_response(re.compile("part=panel")):
         held[0].fulfill(response=unread)  # it was counted before the alerts were marked as read
     expect(number).to_be_hidden()
+    expect(panel.get_by_role("button", name="Acknowledge")).to_have_count(0)  # a viewer
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
     assert page.evaluate("window.kept")
     open_bell(page)
     panel.get_by_role("link", name="Loss is NaN").click()
     expect(page).to_have_url(f"{site.url}/runs/{alerting}/")
+
+
+def test_the_bell_acknowledges_an_alert_and_leaves_the_page(window: Window, alerting: str) -> None:
+    page = window.open("/planner", user="bella")
+    open_bell(page)
+    panel = page.get_by_role("dialog", name="Alerts")
+    button = panel.get_by_role("button", name="Acknowledge Stalled")
+    button.click()
+    row = panel.get_by_role("listitem").filter(has_text="no round was committed for 9 min")
+    expect(row).to_contain_text("acknowledged by bella")
+    expect(button).to_have_count(0)
+    expect(page).to_have_url(re.compile("/planner$"))
 
 
 def search(page: Page, text: str) -> list[str]:

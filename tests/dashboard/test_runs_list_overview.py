@@ -64,6 +64,11 @@ def test_only_a_failed_run_shows_its_reason(client: Client, operator_user: Any) 
     assert shown is not None
     assert shown[1].startswith("bucket &lt;17&gt;: access denied\nxxx")
     assert 900 < len(shown[1]) < 1100
+    Run.objects.update(
+        state_reason="replica 1: ended. Last lines of its log:\nstep 7\nIndexError: x"
+    )
+    assert ">replica 1: ended. IndexError: x</a>" in row(client, failed)
+    Run.objects.update(state_reason=reason)
     assert 'data-f="why" hidden></a>' in row(client, degraded)
 
 

@@ -62,6 +62,18 @@ def test_last_week_is_one_click_away(viewer: Client, run: Run) -> None:
     assert 'aria-current="true">Last week' in response.content.decode()
 
 
+def test_the_csv_has_the_period_and_the_filters_of_the_page(viewer: Client, run: Run) -> None:
+    html = page(viewer, "?days=3&owner=olga")
+    (link,) = re.findall(r'<a class="btn" href="(/api/spend.csv[^"]*)" download', html)
+    response = viewer.get(link.replace("&amp;", "&"))
+    today = datetime.datetime.now(datetime.UTC).date()
+    name = f"spend-olga-{today - datetime.timedelta(days=2)}-{today}.csv"
+    assert response["Content-Disposition"] == f'attachment; filename="{name}"'
+    text = b"".join(response.streaming_content).decode()
+    kinds = [line.partition(",")[0] for line in text.splitlines()]
+    assert kinds == ["by", "total", *["day"] * 3, "backend", "owner", "run", "tag"]
+
+
 def test_unknown_costs_are_shown_as_unknown(viewer: Client, run: Run) -> None:
     other = seed.run(seed.user("oscar", "operator"), name="Unpriced", replicas=1, committed=1)
     seed_spend.history(other, days=1, price=None, backend="kubernetes", tags=[])

@@ -21,6 +21,7 @@ from dashboard.forms import PoolChoices, RunForm, initial_from, pasted
 from diloco.protocol.evaluation import EvaluationSpec
 from diloco.protocol.settings import setting_fields
 from diloco.protocol.workload import WORKLOADS
+from runs.actions.budgets import save_budget
 from runs.models import ExperimentTracker, Run, Sweep, Webhook
 from runs.submit import run_draft
 from runs.submit.evaluation_plans import draft_of
@@ -292,6 +293,44 @@ def test_trackers_are_chosen_in_the_form_a_clone_and_a_document(
     assert "trackers.1: expected a tracker (board), found 'off'" in form.all_errors["document"][0]
     form = paste(client, '{"name": "x", "pools": [{}], "trackers": ["board"]}')
     assert form["trackers"].value() == [str(board.pk)] and form.all_errors == {}
+
+
+def test_tags_are_entered_in_the_form_a_clone_and_a_document(
+    client: Client, operator_user: Any
+) -> None:
+    response = client.post("/runs/new", filled(client) | {"tags": " paper  small paper"})
+    assert response.status_code == 302
+    run = Run.objects.get()
+    assert run.tags == ["paper", "small"]
+    form = client.get(f"/runs/new?clone={run.pk}").context["form"]
+    assert form["tags"].value() == "paper small"
+    [change] = estimate(client, run, tags="paper big")["changes"]
+    assert change == {
+        "input": "tags",
+        "label": "Tags",
+        "before": "paper, small",
+        "after": "paper, big",
+    }
+    Run.objects.all().delete()
+    form = paste(client, '{"name": "x", "pools": [{}], "tags": ["paper"]}')
+    assert form.draft().tags == ("paper",)
+    form = paste(client, '{"name": "x", "pools": [{}], "tags": ["a:b"]}')
+    assert form.all_errors["tags"][0].startswith(
+        "expected tags of 1 to 40 characters without space"
+    )
+
+
+def test_the_budget_of_a_tag_is_shown_and_refuses_the_launch(client: Client, run: Run) -> None:
+    Run.objects.update(tags=["paper"])
+    save_budget(scope="tag", name="paper", period="month", amount_usd=0.0, actor=run.owner)
+    assert "no launches through" in estimate(client, run)["budgets"]
+    assert estimate(client, run, tags="other")["budgets"].strip() == ""
+    assert "no launches through" in client.get(f"/runs/new?clone={run.pk}").content.decode()
+    response = client.post("/runs/new", filled(client) | {"tags": "paper"})
+    page = response.content.decode()
+    assert response.status_code == 422
+    assert "<h2>Nothing was launched</h2>" in page
+    assert "<li>The budget of tag paper is spent: $0.00 of $0.00 a month" in page
 
 
 def test_a_clone_shows_its_changes_without_javascript(client: Client, run: Run) -> None:

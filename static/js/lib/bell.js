@@ -83,6 +83,21 @@ export function bell() {
     link.setAttribute("aria-expanded", String(newState === "open")),
   );
 
+  // *Acknowledge* of the panel leaves the page below as it is.
+  body.addEventListener("submit", async (event) => {
+    const form = event.target;
+    event.preventDefault();
+    $("button", form).setAttribute("aria-disabled", "true");
+    const { type } = await fetch(form.action, {
+      method: "POST",
+      body: new FormData(form),
+      redirect: "manual",
+    }).catch(() => ({}));
+    if (type !== "opaqueredirect") return form.submit(); // the next page has the reason
+    await load().catch(() => {}); // the stream reports the change as well
+    body.focus({ preventScroll: true });
+  });
+
   const list = $("[data-alerts]");
   const alerts = list && refreshed(list, 0);
   const refresh = oneAtATime(async () => {

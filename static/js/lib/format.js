@@ -202,3 +202,10 @@ export const secondsSince = (iso) =>
   iso ? Math.max(0, (Date.now() - Date.parse(iso)) / 1000) : null;
 
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/** As in `presentation/formats.py`. */
+export function inShort(reason) {
+  const [head, ...log] = reason.split(" Last lines of its log:");
+  const last = log.join(" ").trim().split("\n").at(-1).trim();
+  return last ? `${head} ${last}` : reason;
+}

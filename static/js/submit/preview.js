@@ -2,7 +2,7 @@
 // sweep, and the same request as JSON or as a command line.
 
 import * as format from "../lib/format.js";
-import { $, $$, h, setText } from "../lib/dom.js";
+import { $, $$, h, setFraction, setText } from "../lib/dom.js";
 
 export function showChanges(form, changes) {
   const part = $("[data-changes]", form);
@@ -16,6 +16,14 @@ export function showChanges(form, changes) {
       h("th", { scope: "row" }, h("a", { href: `#id_${input}`, dataset: { go: input } }, label)),
       h("td", {}, h("del", {}, before)),
       h("td", {}, after))));
+}
+
+/** The budgets of the owner and the tags, as the server renders them; undefined: unchanged. */
+export function showBudgets(form, html) {
+  if (html === undefined) return;
+  const part = $("[data-budgets]", form);
+  part.innerHTML = html;
+  for (const bar of $$("[data-fraction]", part)) setFraction(bar, Number(bar.dataset.fraction));
 }
 
 export function showSweep(form, sweep) {

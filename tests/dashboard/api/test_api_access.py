@@ -85,6 +85,7 @@ CALLS = {
     ("post", "/planner"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/fleet"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/spend"): (UNKNOWN, OK, OK, OK, OK),
+    ("get", "/spend.csv"): (UNKNOWN, OK, OK, OK, OK),
     ("get", "/views"): (UNKNOWN, OK, OK, OK, OK),
     ("post", "/views"): (UNKNOWN, MADE, MADE, MADE, MADE),
     ("put", "/views/{view}"): (UNKNOWN, REFUSED, OK, REFUSED, REFUSED),
@@ -248,6 +249,7 @@ def test_every_operation_is_in_the_table() -> None:
             .replace("attempts/1", "attempts/{attempt}")
             .replace("rounds.csv", "{table}.{format}")
             .replace("export.csv", "export.{format}")
+            .replace("spend.csv", "spend.{format}")
             .replace("logs.txt", "logs.{format}")
             .replace("{alert}", "{alert_id}")
             .replace("{view}", "{view_id}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
+import uuid
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from archipelago import fleet_rows
-from runs.models import Run
+from runs.models import RetainedSpend, Run
+from runs.queries import spend
 from tests.browser import seed, seed_fleet, seed_spend
 
 pytestmark = pytest.mark.django_db
@@ -68,6 +72,44 @@ def test_spending(owner: Any) -> None:
     one = owner.get("/spend", **{"from": str(today), "to": str(today)}).json()
     assert [day["day"] for day in one["days"]] == [str(today)]
     assert len(owner.get("/spend", days=30).json()["days"]) == 30
+
+
+def test_spending_as_a_file(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = seed.run(seed.user("owner", "operator"), name="=1+1", replicas=2, committed=1)
+    seed_spend.history(run, days=3, price=2.0, backend="modal", tags=["paper"])
+    other = seed.run(seed.user("oscar", "operator"), name="Unpriced", replicas=1, committed=1)
+    seed_spend.history(other, days=1, price=None, backend="kubernetes", tags=[])
+    today = timezone.now().date()
+    RetainedSpend.objects.bulk_create(
+        RetainedSpend(
+            run=uuid.uuid4(),
+            run_name="Gone",
+            owner=f"u{n}",
+            backend="modal",
+            day=today,
+            deleted_at=timezone.now(),
+        )
+        for n in range(spend.GROUPS)
+    )
+    rows = [json.loads(line) for line in lines_of(owner.get("/spend.jsonl"))]
+    usd = {(row["by"], row["name"]): row["usd"] for row in rows}
+    assert usd["run", "=1+1"] == usd["backend", "Modal"] > 0
+    assert sum(row["by"] == "owner" for row in rows) == spend.GROUPS + 2  # none is summed up
+    assert (usd["owner", "oscar"], usd["run", "Unpriced"]) == (None, None)
+    assert sum(row["by"] == "day" for row in rows) == 7
+    assert {row["key"] for row in rows if row["by"] == "run"} >= {str(run.pk), str(other.pk)}
+    (line,) = [row for row in lines_of(owner.get("/spend.csv")) if row.startswith("run,")][:1]
+    assert "'=1+1" in line
+    assert owner.get("/spend.csv", days=0).status_code == 422
+    assert owner.get("/spend.csv", **{"from": "2026-01-02", "to": "2026-01-01"}).status_code == 422
+    monkeypatch.setattr(spend, "MOST_ATTEMPTS", 1)
+    refused = owner.get("/spend.csv")
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["message"].startswith("expected a period of at most 1 job")
+
+
+def lines_of(response: Any) -> list[str]:
+    return b"".join(response.streaming_content).decode().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -204,6 +205,23 @@ def test_new_runs_and_relaunches_are_refused_with_the_reason(spent: Run) -> None
     spent.refresh_from_db()
     with pytest.raises(ActionRefused, match="the budget of owner olga is spent"):
         lifecycle.resume(spent, actor=spent.owner)
+
+
+def test_the_budget_of_a_tag_refuses_a_submission_with_the_tag(run: Run) -> None:
+    from django.utils import timezone
+
+    from runs.queries.budgets import rows_of_owner
+    from runs.submit.create import check_submission
+    from runs.submit.run_draft import local_demo
+
+    budget(0, period="month", scope="tag", name="paper")
+    evaluate_budgets(timezone.now())
+    check_submission(local_demo(), run.owner)
+    assert rows_of_owner(run.owner, now=timezone.now()) == []
+    [row] = rows_of_owner(run.owner, now=timezone.now(), tags=["paper"])
+    assert (row["name"], row["state"]) == ("paper", "exceeded")
+    with pytest.raises(InvalidRun, match="the budget of tag paper is spent"):
+        check_submission(replace(local_demo(), tags=("paper",)), run.owner)
 
 
 def test_a_changed_budget_stays_spent_until_it_is_evaluated(spent: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.db import IntegrityError
 from runs.exceptions import InvalidRun
 from runs.models import Event, Replica, ReplicaPool, Run
 from runs.submit import create
+from runs.submit.clone_and_fork import clone_of
 from runs.submit.create import CheckedDraft, create_run
 from runs.submit.run_draft import PoolDraft, local_demo
 from tests.runs import run_harness as w
@@ -45,6 +47,17 @@ def test_the_demo_becomes_a_queued_run(
     [event] = run.events.all()
     assert (event.from_state, event.to_state, event.actor) == ("draft", "queued", operator_user)
     assert outbox == [("launch_run", str(run.pk))]
+
+
+def test_tags_of_the_submission_are_those_of_the_run(operator_user: Any, outbox: list[Any]) -> None:
+    draft = replace(local_demo(), tags=("paper", "small"))
+    run = create_run(draft, owner=operator_user, submit_key="k")
+    run.refresh_from_db()
+    assert run.tags == ["paper", "small"]
+    assert clone_of(run).tags == ("paper", "small")
+    with pytest.raises(InvalidRun, match="tags: expected at most 20 tags, found 21"):
+        many = replace(draft, tags=tuple(f"t{n}" for n in range(21)))
+        create_run(many, owner=operator_user, submit_key="other")
 
 
 def test_numbers_go_on_from_pool_to_pool(operator_user: Any, outbox: list[Any]) -> None:

@@ -35,6 +35,7 @@ def of(field: str, values: Any, draft: RunDraft = DEMO) -> tuple[Any, ...]:
     [
         ("inner_lr", "1e-4, 3e-4,1e-3", (1e-4, 3e-4, 1e-3)),
         ("settings.inner_lr", [1e-4, 1e-3], (1e-4, 1e-3)),
+        ("Inner learning rate", [1e-4, 1e-3], (1e-4, 1e-3)),
         ("inner_lr", "1e-4..1e-2 x3 log", (1e-4, 1e-3, 1e-2)),
         ("inner_lr", "0..1 x5", (0.0, 0.25, 0.5, 0.75, 1.0)),
         ("inner_lr", "0.00012345..1 x2", (0.00012345, 1.0)),
@@ -87,6 +88,7 @@ def test_values(field: str, values: Any, expected: tuple[Any, ...]) -> None:
         ("codec", "1..2 x2", "found a range"),
         ("num_replicas", "1,2", "expected a group setting"),
         ("nothing", "1,2", "expected a group setting, found 'nothing'"),
+        ("learning rate", "1,2", "found 'learning rate'; did you mean outer_lr or inner_lr?"),
         ("workload.kind", "a,b", "of the workload"),
         ("workload.size", "demo, giant", "workload.size: "),
         ("pools.0.count", "1,2", "of the workload"),
