@@ -18,6 +18,7 @@ from archipelago.client import Client
 from archipelago.documents import EXAMPLE
 from tests.browser import seed
 from tests.browser.seed_prices import priced
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,7 +111,7 @@ def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
     assert type(run).objects.count() == 2
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("text", "why"),
     [
         ("name = 'x'\n[[pools]]\ncount = 0\n", "pools.0.count: expected 1 or more, found 0"),
@@ -129,6 +130,7 @@ def test_plan_and_submit(call: Call, run: Any, file: Path) -> None:
         (DOCUMENT + "[workload]\nsize = 'x'\n", "workload.size: expected one of"),
         ("name = 1979-05-27\n", "run.toml: expected text, numbers"),
     ],
+    fast=3,
 )
 def test_invalid_documents_name_the_field(
     call: Call, run: Any, file: Path, text: str, why: str

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.browser.accessibility import Contrast, problems_in_both_schemes
 from tests.browser.conftest import PATIENCE_MS
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.browser
 
@@ -27,7 +28,7 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("text", "schemes"),
     [
         ("<p class=box>both</p>", []),
@@ -40,6 +41,7 @@ def page(browser: Browser) -> Iterator[Page]:
         ("<h4 class=box>Skips a level</h4>", ["light"]),  # moderate
         ("<table class=box><tr><th></th></tr><tr><td>1</td></tr></table>", ["light"]),  # minor
     ],
+    fast=2,
 )
 def test_violations_of_any_impact_are_found(page: Page, text: str, schemes: list[str]) -> None:
     page.set_content(STYLE + text)

@@ -144,6 +144,7 @@ def test_spike_is_exported_and_outliers_can_be_clipped(window: Window, long: str
     assert "12345,9," in text
 
 
+@pytest.mark.slow
 def test_crosshairs_move_together_every_axis_draws_and_every_chart_has_a_table(
     window: Window, site: Site
 ) -> None:

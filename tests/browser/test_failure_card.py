@@ -86,6 +86,7 @@ def test_card_appears_when_the_run_fails(window: Window, site: Site) -> None:
     expect(page.locator("#h-log")).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_failed_pages_fit_and_are_accessible(
     window: Window, site: Site, contrast: Contrast
 ) -> None:

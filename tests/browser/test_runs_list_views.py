@@ -69,6 +69,7 @@ def head(page: Page, name: str) -> Locator:
     return page.get_by_role("columnheader", name=name, exact=True)
 
 
+@pytest.mark.slow
 def test_layout(window: Window, site: Site, empty: None) -> None:
     page = window.open("/", width=360)
     for count in ("0", "1", "many"):

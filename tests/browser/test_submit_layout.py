@@ -67,6 +67,7 @@ def user_menu(page: Page) -> dict[str, Any]:
     return style
 
 
+@pytest.mark.slow
 def test_the_user_menu_looks_the_same_on_every_page(window: Window, site: Site) -> None:
     run = site.seed("name='Frame', committed=1")
     page = window.open("/", user="admin")

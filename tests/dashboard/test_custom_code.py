@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from runs.models import Archive, Run
 from tests.dashboard.test_pool_form import LOCAL, sent
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.django_db
 
@@ -86,7 +87,7 @@ def test_other_buttons_keep_the_zip(client: Client, operator_user: Any) -> None:
     assert f'name="archive_sha256" value="{hashlib.sha256(code).hexdigest()}"' in page
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("change", "field", "output"),
     [
         ({"function": ""}, "function", "Enter a function as module:function"),
@@ -97,6 +98,7 @@ def test_other_buttons_keep_the_zip(client: Client, operator_user: Any) -> None:
         ({"requirements": "--index-url x"}, "requirements", "expected pip requirements"),
         ({"archive_sha256": "0" * 64}, "archive", "Choose the file again"),
     ],
+    fast=3,
 )
 def test_errors_of_custom_code_are_shown_at_their_field(
     client: Client, operator_user: Any, change: dict[str, str], field: str, output: str

@@ -18,6 +18,7 @@ from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.setting_spec import SettingsError
 from runs.submit.planner import PlannerInputs, plan
 from tests.browser import seed
+from tests.matrix import matrix
 
 NAMES = [field.name for field in dataclasses.fields(PlannerInputs)]
 NUMBERS = [name for name in NAMES if not bounds_of(name).choices]
@@ -51,7 +52,7 @@ def of_page(client: Client, change: dict[str, Any]) -> dict[str, str]:
     return {field: " ".join(output) for field, output in errors.items()}
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@matrix("name", NUMBERS, fast=4)
 def test_page_and_api_reject_the_same_values(asking: Client, name: str) -> None:
     for value in beyond(bounds_of(name)).values():
         for output in (of_page(asking, {name: value}), of_api(asking, {name: value})):
@@ -66,7 +67,7 @@ def test_page_and_api_accept_the_same_choices(asking: Client, name: str) -> None
     assert set(of_page(asking, {name: "zip"})) == set(of_api(asking, {name: "zip"})) == {name}
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@matrix("name", NUMBERS, fast=4)
 def test_page_and_api_accept_the_bounds(asking: Client, name: str) -> None:
     """Other settings can forbid them, but with the same message."""
     bounds = bounds_of(name)

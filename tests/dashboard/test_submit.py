@@ -16,6 +16,7 @@ from diloco.protocol.workload import GPT_SIZES
 from runs.models import Run
 from runs.submit import run_draft
 from tests.browser import seed
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.django_db
 
@@ -130,7 +131,7 @@ def test_each_visit_creates_a_new_run(client: Client, operator_user: Any) -> Non
     assert filled(client)["submit_key"] != filled(client)["submit_key"]
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("change", "field", "output"),
     [
         ({"sync_every": "0"}, "sync_every", "expected 1 or more, found 0"),
@@ -157,6 +158,7 @@ def test_each_visit_creates_a_new_run(client: Client, operator_user: Any) -> Non
             "Enter a duration such as 90m or 2h 30m, not '30'",
         ),
     ],
+    fast=6,
 )
 def test_errors_are_shown_at_their_field_and_input_is_kept(
     client: Client, operator_user: Any, change: dict[str, str], field: str, output: str

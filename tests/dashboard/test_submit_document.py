@@ -27,6 +27,7 @@ from runs.submit import run_draft
 from runs.submit.evaluation_plans import draft_of
 from runs.submit.run_draft import PlanDraft, PoolDraft
 from tests.dashboard.test_submit import filled
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.django_db
 
@@ -143,7 +144,7 @@ notify: [nothing]
     assert "nothing: 1" in form["document"].value()
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("text", "message"),
     [
         ("", "found an empty text"),
@@ -153,6 +154,7 @@ notify: [nothing]
         ("a: &x [1]", "expected no anchor"),
         ("a: " + "x" * 64_000, "expected at most 64,000"),
     ],
+    fast=2,
 )
 def test_a_text_that_is_no_document_keeps_the_form(
     client: Client, operator_user: Any, text: str, message: str
@@ -169,7 +171,7 @@ def test_too_many_evaluations_are_refused(client: Client, operator_user: Any) ->
     assert "expected at most 8, found 9" in str(errors)
 
 
-@pytest.mark.parametrize(
+@matrix(
     "document",
     [
         {"pools": 1, "settings": 1, "workload": [], "fork": 3, "notify": {}},
@@ -177,6 +179,7 @@ def test_too_many_evaluations_are_refused(client: Client, operator_user: Any) ->
         {"pools": [{"count": True, "options": [1], "timeout_s": {}}], "notify": [{}]},
         {"settings": {"inner_lr": [1], "start_replicas": []}, "trackers": [1], "fork": {"run": 1}},
     ],
+    fast=1,
 )
 def test_no_document_breaks_the_page(client: Client, operator_user: Any, document: Any) -> None:
     assert paste(client, json.dumps(document)).all_errors
@@ -360,7 +363,7 @@ def test_a_sweep_of_the_form_creates_all_runs(client: Client, operator_user: Any
     assert str(row.pk) in client.get("/sweeps").content.decode()
 
 
-@pytest.mark.parametrize(
+@matrix(
     ("change", "field", "message"),
     [
         ({"sweep": "inner_lr = 1e-3"}, "sweep", "expected values that make 2 to 100 runs"),
@@ -368,6 +371,7 @@ def test_a_sweep_of_the_form_creates_all_runs(client: Client, operator_user: Any
         ({"sweep": "inner_lr = 1,2", "sweep_budget_usd": "-1"}, "sweep_budget_usd", "0"),
         ({"sweep": "total_rounds = 1, 16"}, "sweep", "with total_rounds=1: warmup_steps"),
     ],
+    fast=1,
 )
 def test_errors_of_a_sweep_are_at_its_fields(
     client: Client, operator_user: Any, change: dict[str, str], field: str, message: str

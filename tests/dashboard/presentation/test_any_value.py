@@ -60,7 +60,7 @@ def test_every_time_is_shown(value: Any) -> None:
         assert show(value)
 
 
-@pytest.mark.parametrize("of", MEASURES, ids=lambda measure: measure.name)
+@matrix("of", MEASURES, fast=3, ids=lambda measure: measure.name)
 @given(value=columns, change=columns, share=columns)
 def test_the_comparison_shows_every_number(of: Any, value: Any, change: Any, share: Any) -> None:
     assert comparing.measure(of, value)

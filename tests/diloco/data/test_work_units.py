@@ -21,6 +21,7 @@ from diloco.protocol import keys
 from diloco.protocol.records import Commit, Identity
 from diloco.store.base import LocalStore, Store
 from tests.diloco.clocks import ManualClock
+from tests.matrix import matrix
 
 PLAN = UnitPlan(shards="s", context=4, seed=0, samples=47, unit_samples=6, stripes=2)
 
@@ -254,7 +255,7 @@ def test_a_suspended_process_does_not_contribute_samples_of_another(run: Run) ->
     run.check(epochs=1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@matrix("seed", range(12), fast=3)
 def test_an_epoch_is_seen_once_under_random_kills(tmp_path: Path, seed: int) -> None:
     """Replicas start, die at any point, miss rounds and discard work; then one of them ends the
     epoch alone."""

@@ -13,6 +13,7 @@ from runs.ingest.telemetry import SEGMENT_LIMIT
 from runs.ingest.validation import REFUSAL_EVENTS
 from runs.models import Event, LogLine
 from runs.queries import selectors
+from tests.matrix import matrix
 from tests.runs.ingest_harness import IngestHarness
 from tests.runs.run_harness import incarnation
 
@@ -77,7 +78,7 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@matrix("name", BROKEN, fast=4)
 def test_an_invalid_segment_is_reported_and_skipped(ingest: IngestHarness, name: str) -> None:
     key = keys.telemetry(0, incarnation(0), 1)
     ingest.bucket.store.put(key, broken(ingest, name))
