@@ -85,6 +85,7 @@ def test_replicas_of_short_rounds_write_every_heartbeat() -> None:
     assert a_round.puts == pytest.approx(counted, rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_round_late_in_a_run_writes_as_many_bytes_of_records() -> None:
     early, late = (
         measure(Case(replicas=3, rounds=1, round_s=10, warm_up=rounds)).log_bytes

@@ -26,6 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_training_with_dropped_contributions_is_reproducible() -> None:
     arm = Arm(name="tiny", title="", members=(2,) * 4, steps_per_round=2, drop=0.5)
     first, second = train(arm, seed=3), train(arm, seed=3)

@@ -367,6 +367,7 @@ def test_menus_of_the_list(window: Window, runs: dict[str, str], contrast: Contr
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.slow
 def test_users_end_to_end(window: Window, site: Site) -> None:
     """An administrator adds a user, who sets a password with the link and signs in."""
     page = window.open("/settings/people", user="admin")

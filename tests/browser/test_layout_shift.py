@@ -124,6 +124,7 @@ def test_nothing_moves_when_the_monospaced_font_is_late(window: Window, site: Si
     assert tops() == before
 
 
+@pytest.mark.slow
 def test_nothing_moves_at_the_start_and_the_end_of_a_run(window: Window, site: Site) -> None:
     begun = site.seed("name='Begun', state='provisioning', committed=0")
     done = site.seed("name='Ended', state='succeeded', committed=6, age_s=9000")

@@ -310,6 +310,7 @@ def test_charts_and_heatmap_by_keyboard(window: Window, demo: str) -> None:
     expect(detail.get_by_role("heading", name="Round 5")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_by_keyboard_alone(window: Window, site: Site, demo: str) -> None:
     page = window.open(f"/runs/{demo}/")
     is_live(page)

@@ -87,6 +87,7 @@ def test_one_stream_serves_all_tabs_and_survives_the_first(
     assert not any(tabs.requests.values())
 
 
+@pytest.mark.slow
 def test_without_shared_workers_each_tab_has_its_own_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_without_shared_workers_each_tab_has_its_own_stream(
         expect(loss(tab)).to_have_text(text)
 
 
+@pytest.mark.slow
 def test_without_web_locks_tabs_share_a_stream(
     window: Window, site: Site, runs: tuple[str, str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_panels_are_arranged_by_keyboard_and_kept_in_the_address(page: Page) -> 
     expect_above(page, "update", "loss")
 
 
+@pytest.mark.slow
 def test_a_saved_view_restores_the_layout_on_another_run(page: Page, site: Site) -> None:
     page.get_by_role("button", name="Move Goodput earlier").focus()
     page.keyboard.press("Enter")

@@ -116,6 +116,7 @@ def test_a_completion_replaces_what_was_typed_since_it_was_listed(
     expect(field).to_have_value("owner:")
 
 
+@pytest.mark.slow
 def test_runs_are_compared_by_keyboard_alone(window: Window, runs: list[str]) -> None:
     page = window.open("/?sort=name")
     for key in "jxjx":

@@ -92,6 +92,7 @@ def test_evaluations_are_added_and_removed_before_the_launch(window: Window) -> 
     expect(row.get_by_label("Name")).to_have_value("")
 
 
+@pytest.mark.slow
 def test_a_run_is_submitted_by_keyboard_alone_after_a_refusal(window: Window) -> None:
     """A refused form keeps its input and focuses the summary."""
     page = window.open("/runs/new")

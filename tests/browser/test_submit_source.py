@@ -160,6 +160,7 @@ def test_enter_in_a_field_is_a_dry_run(window: Window, site: Site) -> None:
     assert count(site, "By Enter") == "1"
 
 
+@pytest.mark.slow
 def test_input_survives_an_expired_session(window: Window, site: Site) -> None:
     page = window.open("/runs/new")
     page.get_by_label("Name", exact=True).fill("Typed at length")

@@ -58,6 +58,7 @@ def test_a_production_environment_passes(production: dict[str, str]) -> None:
     assert deploy_check(production)[:2] == (0, set())
 
 
+@pytest.mark.slow
 def test_missing_settings_are_reported(production: dict[str, str]) -> None:
     bare = {
         name: value

@@ -51,6 +51,7 @@ def test_with_an_account_for_replicas_the_folder_can_be_traversed(
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_command_creates_private_files(tmp_path: Path) -> None:
     """Database and keys, with any umask of the shell."""
     state = tmp_path / "var"

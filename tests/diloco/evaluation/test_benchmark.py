@@ -78,6 +78,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_tasks_of_a_run(tmp_path: Path, tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = make_run(tmp_path / "run")
     write_checkpoint(store, 5, parrot(sharpness=10.0))

@@ -168,6 +168,7 @@ def test_a_call_ends_between_two_reads(store: Hooked, group: Harness) -> None:
     assert packs(store)
 
 
+@pytest.mark.slow
 def test_two_processes_pack_at_once(store: Hooked, group: Harness) -> None:
     """Each time, the second one begins and ends while the first is about to change something."""
     before = records(store)

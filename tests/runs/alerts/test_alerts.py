@@ -304,6 +304,7 @@ def test_loss_that_is_nan(make_harness: Any) -> None:
     assert open_kinds(harness.run) == set()
 
 
+@pytest.mark.slow
 def test_rules_about_rounds_are_evaluated_on_commit(make_harness: Any) -> None:
     harness = make_harness(total_rounds=40)
     harness.start()

@@ -36,6 +36,7 @@ def harness(make_harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -
     return made
 
 
+@pytest.mark.slow
 def test_a_flood_of_bad_records_is_counted_and_delays_no_incarnation(harness: Any) -> None:
     for _ in range(BAD * (FAILURES + 1)):
         harness.ingest()

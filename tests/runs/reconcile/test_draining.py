@@ -137,6 +137,7 @@ def test_a_hung_job_is_ended_and_relaunched(harness: Any) -> None:
     assert harness.key(1) in harness.executor.cancelled
 
 
+@pytest.mark.slow
 def test_a_preempted_replica_is_relaunched_without_limit(harness: Any) -> None:
     for attempt in range(1, 7):
         harness.executor.end(harness.key(1, attempt), Cause.PREEMPTED)

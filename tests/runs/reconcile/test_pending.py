@@ -122,6 +122,7 @@ def test_each_cause_has_a_separate_limit(harness: Any) -> None:
     assert harness.replica(0).state == ReplicaState.PROVISIONING
 
 
+@pytest.mark.slow
 def test_causes_that_alternate_wait_for_a_limited_time(harness: Any) -> None:
     causes = itertools.cycle((PendingCause.IMAGE, PendingCause.STARTING, PendingCause.INCOMPLETE))
     for _ in range(19):

@@ -335,6 +335,7 @@ def test_an_open_alert_is_not_notified_again(harness: Any, monkeypatch: pytest.M
     assert {a.times for a in opened} == {1}
 
 
+@pytest.mark.slow
 def test_an_import_of_an_import_is_the_same(harness: Any) -> None:
     end(harness)
     before = rows(harness.run)

@@ -17,6 +17,7 @@ from tests.runs.rows import rows
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_pauses_do_not_count_towards_the_round_time_after_an_import(
     make_harness: Callable[..., Any],
 ) -> None:
