@@ -174,7 +174,7 @@ def _jobs(user: AbstractBaseUser | AnonymousUser, chosen: JobFilter, scope: _Sco
 
 def _by_id(ids: Sequence[int]) -> list[Any]:
     """:data:`COLUMNS` of attempts."""
-    rows = []
+    rows: list[Any] = []
     for first in range(0, len(ids), RUNS_AT_ONCE):
         found = ReplicaAttempt.objects.filter(pk__in=ids[first : first + RUNS_AT_ONCE])
         rows += found.values_list(*COLUMNS)
