@@ -171,7 +171,7 @@ def test_replica_page_shows_attempts_and_live_state_and_restarts(
     expect(page.locator("[data-log-state]")).to_have_text("unknown")  # no backend answers
     # A page that is shown again while a request is under way has each line once.
     held: list[Route] = []
-    page.route(re.compile("attempt="), lambda route: held.append(route))
+    page.route(re.compile("attempt=.*after="), lambda route: held.append(route))
     for _ in range(2):
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     eventually(page, lambda: len(held), lambda number: number >= 2)
