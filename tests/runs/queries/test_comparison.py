@@ -59,6 +59,8 @@ def test_unknown_values_are_none(operator_user: Any) -> None:
         "eval_loss",
         "best_eval_loss",
         "train_loss",
+        "tokens",
+        "bytes",
         "wall_s",
         "tokens_per_s",
         "goodput",
