@@ -7,6 +7,7 @@ and restored. Default values are left out; the page and the selection are not pa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -62,11 +63,16 @@ class ListAddress:
 
     def __str__(self) -> str:
         """The query string of the first page; at least ``?``, so that it works as a link."""
-        values = {
-            "q": self.query,
-            "sort": "" if str(self.order) == NEWEST else str(self.order),
-            "columns": table.written(self.columns),
-            "differ": "1" if self.differing else "",
-            "group": self.group,
-        }
-        return f"?{urlencode({name: value for name, value in values.items() if value}, safe=',')}"
+        return _text(self)
+
+
+@lru_cache(maxsize=1024)
+def _text(address: ListAddress) -> str:
+    values = {
+        "q": address.query,
+        "sort": "" if str(address.order) == NEWEST else str(address.order),
+        "columns": table.written(address.columns),
+        "differ": "1" if address.differing else "",
+        "group": address.group,
+    }
+    return f"?{urlencode({name: value for name, value in values.items() if value}, safe=',')}"

@@ -21,7 +21,7 @@ def finite(value: float | None) -> float | None:
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """The object in a JSON column, or {} if the column holds something else."""
-    return value if isinstance(value, Mapping) else {}
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def texts(value: Any) -> list[str]:

@@ -16,6 +16,7 @@ HUGE = 1e18
 column can hold one."""
 _DIGITS = Context(prec=800, rounding=ROUND_HALF_UP)
 """Enough to represent every float exactly: the smallest has 767 digits."""
+_PLACES = tuple(Decimal(1).scaleb(-digits) for digits in range(4))
 _THREE = Context(prec=3, rounding=ROUND_HALF_UP)
 
 
@@ -174,7 +175,7 @@ def _three(value: float) -> str:
 
 def _fixed(value: float, digits: int) -> Decimal:
     """Round like ``toFixed`` of the browser: exactly, halves away from zero."""
-    return Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_DIGITS)
+    return Decimal(value).quantize(_PLACES[digits], context=_DIGITS)
 
 
 def _exponent(value: float) -> str:

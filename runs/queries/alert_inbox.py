@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import DateTimeField, Q, QuerySet, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db import connection
+from django.db.models import Q, QuerySet
 
 from archipelago import frame_rows
 from runs.alerts.rules import KINDS
@@ -117,11 +117,21 @@ def unread(user: AbstractBaseUser | AnonymousUser) -> int:
 
 
 def unread_count(user: User) -> int:
-    """:func:`unread` for a user who has a role. One query."""
-    read = AlertsRead.objects.filter(user=user).values("read_at")
-    since = Coalesce(Subquery(read), Value(user.date_joined, output_field=DateTimeField()))
-    waiting = Alert.objects.filter(acknowledged_at=None, opened_at__gt=since)
-    return len(waiting.order_by().values_list("pk")[:MOST_UNREAD])
+    """:func:`unread` for a user who has a role. One query, of every page: it is written in SQL,
+    because building and compiling it takes several times longer than to execute it."""
+    with connection.cursor() as cursor:
+        cursor.execute(_UNREAD, [user.pk, user.pk, MOST_UNREAD])
+        return int(cursor.fetchone()[0])
+
+
+_UNREAD = """
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs_alert WHERE acknowledged_at IS NULL AND opened_at > COALESCE(
+        (SELECT read_at FROM runs_alertsread WHERE user_id = %s),
+        (SELECT date_joined FROM auth_user WHERE id = %s)
+    ) LIMIT %s
+) AS unread
+"""
 
 
 def counts(user: AbstractBaseUser | AnonymousUser, chosen: AlertFilter) -> dict[str, Any]:

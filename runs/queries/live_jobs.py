@@ -1,6 +1,6 @@
 """Backend jobs of all runs that have not ended: pages, sums and filters.
 
-The number of queries does not depend on that of jobs. Jobs are ordered by replica, those of
+Every function makes one query, whatever the number of jobs. Jobs are ordered by replica, those of
 the newest run first, because an index of the open attempts has that order.
 """
 
@@ -17,13 +17,11 @@ from django.db.models import Count, Q, QuerySet, Sum
 
 from executors.registry import BACKENDS
 from runs.json_values import finite, iso
-from runs.models import ReplicaAttempt, ReplicaPool
+from runs.models import ReplicaAttempt
 from runs.permissions import can_view
 from runs.queries.replica_history import console_url
 
 PAGE = 50
-POOLS_AT_ONCE = 10_000
-"""Parameters of one query, fewer than any database allows."""
 PLACE = r"^[0-9]{1,18}_[0-9]{1,18}$"
 """Position of a page: the ids of a replica and of its attempt."""
 
@@ -135,13 +133,12 @@ class JobCount:
 
 
 def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
-    """All jobs, counted by backend, owner and state. Two queries, and one more for each 10,000
-    pools: the database groups by numbers, which takes half the time of grouping by names."""
+    """All jobs, counted by backend, owner and state."""
     started = Q(started_at__isnull=False)
     priced = started & Q(price_usd_h__isnull=False)
-    rows = list(
+    rows = (
         jobs.order_by()
-        .values_list("replica__pool_id", "replica__state")
+        .values_list("replica__pool__backend", "replica__run__owner__username", "replica__state")
         .annotate(
             jobs=Count("id"),
             running=Count("id", filter=started),
@@ -149,16 +146,6 @@ def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
             usd_h=Sum("price_usd_h", filter=priced),
         )
     )
-    names = _names({pool for pool, *_ in rows})
-    sums: dict[tuple[str, str, str], list[Any]] = {}
-    for pool, state, *counted, usd_h in rows:
-        if pool not in names:  # deleted since
-            continue
-        of_group = sums.setdefault((*names[pool], state), [0, 0, 0, None])
-        for place, number in enumerate(counted):
-            of_group[place] += number
-        if usd_h is not None:
-            of_group[3] = (of_group[3] or 0.0) + usd_h
     return [
         JobCount(
             backend=backend,
@@ -169,18 +156,8 @@ def counts(jobs: QuerySet[ReplicaAttempt]) -> list[JobCount]:
             priced=with_price,
             usd_h=finite(usd_h),
         )
-        for (backend, owner, state), (number, running, with_price, usd_h) in sums.items()
+        for backend, owner, state, number, running, with_price, usd_h in rows
     ]
-
-
-def _names(pools: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Backend and owner of pools."""
-    ids, names = list(pools), {}
-    for first in range(0, len(ids), POOLS_AT_ONCE):
-        found = ReplicaPool.objects.filter(pk__in=ids[first : first + POOLS_AT_ONCE]).order_by()
-        for pk, *name in found.values_list("pk", "backend", "run__owner__username"):
-            names[pk] = (name[0], name[1])
-    return names
 
 
 def total(counted: Iterable[JobCount], *, backend: str = "", label: str = "") -> dict[str, Any]:

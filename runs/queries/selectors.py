@@ -216,12 +216,12 @@ def eta_s(run: Run) -> float | None:
 
 def goodput(phase_s: Mapping[str, Any]) -> float | None:
     """Share of compute in the time of all phases of all rounds; None before the first round."""
-    known = mapping(phase_s).items()
-    seconds = {k: float(s) for k, s in known if isinstance(s, int | float) and finite(s)}
-    total = sum(seconds.values())
-    if not total > 0 or finite(total) is None:
-        return None
-    return round(seconds.get("compute", 0.0) / total, 4)
+    total = compute = 0.0
+    for name, s in mapping(phase_s).items():
+        if isinstance(s, (int, float)) and math.isfinite(s):
+            total += s
+            compute += s if name == "compute" else 0.0
+    return round(compute / total, 4) if total > 0 and math.isfinite(total) else None
 
 
 def round_rows(

@@ -159,7 +159,7 @@ def test_banners_of_an_open_page_are_fetched(client: Client, vera: Any, run: Run
 
     now = timezone.now()
     IngestState.objects.create(
-        run=run, trouble="unavailable", trouble_since=now - timedelta(minutes=5), message="away"
+        run=run, trouble="away", trouble_since=now - timedelta(minutes=5), message="away"
     )
     address = f"{reverse('banners')}?run={run.pk}"
     assert "Progress is unknown" in client.get(address).content.decode()
