@@ -38,11 +38,11 @@ RESYNC_EVERY_S = 5
 every page reload each second."""
 
 RETRY_S = 5.0
-"""How long pages do without Redis after a failure."""
+"""How long pages do without a Redis that did not answer in time."""
 
 _down = False
 _retry_at: dict[str, float] = {}
-"""URL of a Redis that failed -> when a page asks it again."""
+"""URL of a Redis that did not answer in time -> when a page asks it again."""
 
 
 @cache
@@ -60,20 +60,20 @@ def ask(
 ) -> Any:
     """Read from Redis for a page, whose reader waits for it.
 
-    A Redis that accepts connections and never answers costs the timeout of its client. After a
-    failure, only one page in :data:`RETRY_S` asks it.
+    A Redis that accepts connections and never answers costs the timeout of its client. After one,
+    only one page in :data:`RETRY_S` asks it. One that refuses connections costs nothing.
 
     Raises:
-        RedisError, OSError: Redis is unavailable, or was unavailable a moment ago.
+        RedisError, OSError: Redis is unavailable, or did not answer a moment ago.
     """
     url, now = settings.REDIS_URL, clock()
     if retry_at := _retry_at.get(url):
         if now < retry_at:
-            raise redis.ConnectionError("unavailable a moment ago")
+            raise redis.TimeoutError("no answer a moment ago")
         _retry_at[url] = now + RETRY_S  # pages meanwhile do not wait too
     try:
         answer = request(client())
-    except (redis.RedisError, OSError):
+    except redis.TimeoutError:
         _retry_at[url] = clock() + RETRY_S
         raise
     _retry_at.pop(url, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +103,7 @@ def _listed_runs() -> QuerySet[Run]:
         _runs_with_header()
         .select_related(None)
         .only(
-            *(*columns, "group_settings", "phase_s", "round_s"),
+            *(*columns, "group_settings", "phase_s", "round_s", "time_limit_s", "idle_s"),
             *("tags", "archived_at", "delete_requested_at"),
         )
     )
@@ -182,7 +182,8 @@ def run_header(run: Run) -> dict[str, Any]:
     if not hasattr(run, "live_count"):
         run = with_header(Run.objects.filter(pk=run.pk)).get()
     annotated: Any = run  # the model lacks the annotations of with_header
-    current = run.state in RUN_LIVE and not is_stale(run, now=timezone.now())
+    now = timezone.now()
+    current = run.state in RUN_LIVE and not is_stale(run, now=now)
     return row_of(
         rows.RunHeader,
         run,
@@ -194,7 +195,7 @@ def run_header(run: Run) -> dict[str, Any]:
         quorum=run.setting("min_quorum"),
         target=annotated.wanted or run.setting("num_replicas"),
         total_rounds=run.setting("total_rounds"),
-        eta_s=eta_s(run) if current and run.state != RunState.STALLED else None,
+        eta_s=eta_s(run, now=now) if current and run.state != RunState.STALLED else None,
         goodput=goodput(run.phase_s),
         cost_known=not annotated.unpriced,
         usd_h=finite(annotated.usd_h),
@@ -202,8 +203,9 @@ def run_header(run: Run) -> dict[str, Any]:
     )
 
 
-def eta_s(run: Run) -> float | None:
-    """Estimated seconds to the end at the recent pace: by rounds, or by tokens if sooner."""
+def eta_s(run: Run, *, now: datetime) -> float | None:
+    """Estimated seconds to the end at the recent pace: by rounds, or by tokens or the time limit if
+    sooner."""
     if run.round_s is None:
         return None
     rounds = max(run.total_rounds - run.committed_rounds, 0)
@@ -211,7 +213,11 @@ def eta_s(run: Run) -> float | None:
     if limit and run.tokens and run.committed_rounds:
         per_round = run.tokens / run.committed_rounds
         rounds = min(rounds, math.ceil(max(limit - run.tokens, 0) / per_round))
-    return round(rounds * run.round_s, 1)
+    left_s = rounds * run.round_s
+    if run.time_limit_s:
+        age_s = (now - (run.started_at or run.created_at)).total_seconds() - run.idle_s
+        left_s = min(left_s, max(run.time_limit_s - age_s, 0.0))
+    return round(left_s, 1)
 
 
 def goodput(phase_s: Mapping[str, Any]) -> float | None:

@@ -35,8 +35,11 @@ def test_one_page_at_a_time_waits_for_a_redis_that_does_not_answer(
 
     def hung(client: redis.Redis) -> Any:
         asked.append(now)
-        assert len(asked) == 1 or answer() == "refused", "another page meanwhile"
+        assert len(asked) == 1 or answer() == "timeout", "another page meanwhile"
         raise redis.TimeoutError
+
+    def refusing(client: redis.Redis) -> Any:
+        raise redis.ConnectionError
 
     def answer(request: Any = lambda client: "answer") -> Any:
         try:
@@ -46,13 +49,13 @@ def test_one_page_at_a_time_waits_for_a_redis_that_does_not_answer(
         except redis.ConnectionError:
             return "refused"
 
-    assert answer(hung) == "timeout"
-    assert answer(hung) == answer() == "refused"
+    assert answer(hung) == answer(hung) == answer() == "timeout"
     now += live_stream.RETRY_S
     assert answer(hung) == "timeout"
     assert asked == [100.0, 100.0 + live_stream.RETRY_S]
     now += live_stream.RETRY_S
     assert answer() == answer() == "answer"
+    assert answer(refusing) == "refused" and answer() == "answer", "it costs no time"
 
 
 def test_redis_is_used_again_once_available(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.browser import seed
 from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -169,6 +172,9 @@ def test_header_counts_live_replicas(operator_user: Any) -> None:
         ({"max_tokens": 13_000}, 30.0),  # 1,000 per round: three more rounds instead of eight
         ({"max_tokens": 5_000}, 0.0),
         ({"max_tokens": 10**9}, 80.0),
+        ({"time_limit_s": 10**6}, 80.0),
+        ({"time_limit_s": 60, "started_at": LONG_AGO}, 0.0),
+        ({"time_limit_s": 60, "started_at": LONG_AGO, "idle_s": 1e9}, 80.0),
         ({"state": "succeeded"}, None),
         ({"state": "stopping"}, None),
         ({"state": "degraded"}, 80.0),
