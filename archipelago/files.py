@@ -9,6 +9,9 @@ from pathlib import Path
 
 from archipelago import terminal
 
+FORMATS = ("csv", "jsonl", "parquet")
+"""Formats of exported tables."""
+
 
 def write(chunks: Iterable[bytes], to: Path) -> int:
     """Write to a file of another name first, so that ``to`` is complete or unchanged. Returns the

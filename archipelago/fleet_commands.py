@@ -89,8 +89,12 @@ def spend(client: Client, options: argparse.Namespace) -> int:
         "owner": options.owner,
     }
     if options.format or options.output:
-        chunks = client.spend_file(options.format or "csv", **asked)
-        return files.save(chunks, options.output or "-")
+        if options.json:
+            raise ValueError("expected --json or a file, found both")
+        output = options.output or "-"
+        suffix = output.rpartition(".")[2]
+        format = options.format or (suffix if suffix in files.FORMATS else "csv")
+        return files.save(client.spend_file(format, **asked), output)
     result = client.spend(limit=options.limit, **asked)
     if options.json:
         return terminal.print_json(result.raw)

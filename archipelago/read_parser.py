@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from archipelago import fleet_commands, read_commands, run_commands
+from archipelago import files, fleet_commands, read_commands, run_commands
 from archipelago.arguments import Subparsers, add_every, add_json, counted
 from archipelago.frame_parser import add_inbox_options
 
 TABLES = ("points", "rounds", "contributions", "replicas", "attempts", "events", "logs")
-FORMATS = ("csv", "jsonl", "parquet")
 GROUPS = ("tag", "owner", "sweep", "state", "backend")
 STATES = (
     "queued",
@@ -87,7 +86,7 @@ def add_read_commands(commands: Subparsers) -> None:
 
 
 def _file_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--format", choices=FORMATS, default="csv")
+    command.add_argument("--format", choices=files.FORMATS, default="csv")
     command.add_argument("-o", "--output", metavar="FILE", help="- is standard output")
 
 
@@ -108,5 +107,5 @@ def add_fleet_commands(commands: Subparsers) -> None:
     spend.add_argument("--owner", default="")
     spend.add_argument("-n", "--limit", type=counted(1, 1000), default=20)
     add_json(spend)
-    spend.add_argument("--format", choices=FORMATS, help="print all rows in this format")
-    spend.add_argument("-o", "--output", metavar="FILE", help="write all rows, by default as csv")
+    spend.add_argument("--format", choices=files.FORMATS, help="print all rows in this format")
+    spend.add_argument("-o", "--output", metavar="FILE", help="write all rows, as its suffix says")

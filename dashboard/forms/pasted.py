@@ -25,6 +25,7 @@ from runs.exceptions import InvalidRun
 from runs.queries import named
 from runs.submit.evaluation_plans import MOST_PLANS
 from runs.submit.run_draft import PlanDraft, PoolDraft, RunDraft
+from runs.submit.tags import EXPECTED, TAG_LENGTH
 
 _SECONDS = ("time_limit_s", "start_timeout_s")
 _PLAIN = ("name", "rendezvous", "budget_usd", "max_restarts", "over_budget")
@@ -90,7 +91,7 @@ def fill(
         problems.add("evaluations", f"expected at most {MOST_PLANS}, found {len(plans)}")
     for index, plan in enumerate(plans[:MOST_PLANS]):
         values |= _evaluation(plan, index, problems)
-    values["tags"] = " ".join(_text(item) for item in _list(document, "tags", problems))
+    values["tags"] = " ".join(_tags(document, problems))
     with problems:
         values["store_credential"] = _credential(document, "store", "store_credential")
     with problems:
@@ -262,6 +263,15 @@ def _list(document: Mapping[str, Any], name: str, problems: _Problems) -> list[A
         return part
     problems.add(name, f"expected a list, found {_text(part)[:40]}")
     return []
+
+
+def _tags(document: Mapping[str, Any], problems: _Problems) -> list[str]:
+    """The tags as words of the field, which refuses what else is wrong with them."""
+    tags = _list(document, "tags", problems)
+    for tag in tags:
+        if not isinstance(tag, str) or len(tag.split()) != 1:
+            problems.add("tags", f"{EXPECTED}, found {_text(tag)[:TAG_LENGTH]!r}")
+    return [word for tag in tags for word in _text(tag).split()]
 
 
 def _duration(value: Any) -> str:

@@ -22,5 +22,10 @@ def fill(html: str, *values: object, **named: object) -> SafeString:
 
 
 _AS_IS = frozenset({SafeString, int})
-_escape = lru_cache(maxsize=4096)(escape)
+_SHORT = 200
+_escape_short = lru_cache(maxsize=4096)(escape)
 """The cells of a page have many texts in common."""
+
+
+def _escape(text: str) -> str:
+    return _escape_short(text) if len(text) <= _SHORT else escape(text)

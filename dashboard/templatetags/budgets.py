@@ -9,7 +9,9 @@ from django import template
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from runs.exceptions import ActionRefused
 from runs.queries import budgets
+from runs.submit.tags import parse_tags
 
 register = template.Library()
 
@@ -24,9 +26,13 @@ def all_budgets(user: User, owner: str = "") -> dict[str, Any]:
 
 @register.inclusion_tag("partials/budgets.html")
 def own_budgets(user: User, tags: str | None) -> dict[str, Any]:
-    """The budgets that a new run of the user counts towards. ``tags`` is the value of a field."""
-    words = (tags or "").split()
-    return {"budgets": budgets.rows_of_owner(user, now=timezone.now(), tags=words)}
+    """The budgets that a new run of the user counts towards. ``tags`` is the value of a field; of
+    one with an error, only those of the user are shown."""
+    try:
+        valid = parse_tags((tags or "").split())
+    except ActionRefused:
+        valid = []
+    return {"budgets": budgets.rows_of_owner(user, now=timezone.now(), tags=valid)}
 
 
 @register.inclusion_tag("partials/budget_banners.html")

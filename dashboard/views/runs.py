@@ -39,6 +39,7 @@ from runs.queries.comparison import Difference
 from runs.queries.listing import Order
 from runs.queries.search import (
     IS,
+    LONGEST,
     NUMBERS,
     TEXTS,
     BadQuery,
@@ -300,9 +301,15 @@ def _html(
     ]
 
 
-@lru_cache(maxsize=256)
 def _heads(address: ListAddress) -> SafeString:
-    """Heads of the visible columns, with sort links."""
+    """Heads of the visible columns, with sort links. Those of a query that is too long are not
+    kept."""
+    long = len(address.query) > LONGEST
+    return _made_heads.__wrapped__(address) if long else _made_heads(address)
+
+
+@lru_cache(maxsize=256)
+def _made_heads(address: ListAddress) -> SafeString:
     heads = []
     for column in table.COLUMNS:
         if column.below or column.name not in address.columns:

@@ -40,9 +40,10 @@ class _Microseconds(Func):
         super().__init__(time, output_field=FloatField())
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        # Functions of SQLite round to milliseconds. Fractions begin at the 21st character.
+        # Functions of SQLite round to milliseconds. Seconds end at the 19th character, and
+        # fractions begin at the 21st.
         template = (
-            "(strftime('%%%%s', %(expressions)s) * 1000000"
+            "(strftime('%%%%s', substr(%(expressions)s, 1, 19)) * 1000000"
             " + CAST(substr(%(expressions)s, 21) AS INTEGER))"
         )
         return self.as_sql(compiler, connection, template=template, **context)

@@ -1,4 +1,4 @@
-"""The spending of a period as a table: the rows of all tables of ``/spend``, never summed up."""
+"""The spending of a period as a table: the rows of all tables of ``/spend``."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from runs.models import Checkpoint, ReplicaPool, Run
 from runs.submit import names
 from runs.submit.evaluation_plans import draft_of
 from runs.submit.run_draft import LIMITS, POOL_COLUMNS, Fork, PoolDraft, RunDraft
+from runs.submit.tags import TAGS, is_tag
 
 KEPT = 2
 """Newest checkpoints of a run whose weights are kept."""
@@ -52,7 +53,7 @@ def clone_of(run: Run) -> RunDraft:
         notify=None if run.notify is None else tuple(run.notify),
         trackers=tuple(run.mirrors.values_list("tracker_id", flat=True)),
         evaluations=tuple(map(draft_of, run.evaluation_plans.filter(enabled=True))),
-        tags=tuple(texts(run.tags)),
+        tags=tuple(filter(is_tag, texts(run.tags)))[:TAGS],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -85,6 +85,7 @@ def check_submission(draft: RunDraft, user: User) -> CheckedDraft:
     """Validate a draft and the permissions of ``user``. Raises :class:`InvalidRun`."""
     run_id = uuid.uuid4()
     check_local(draft, user)
+    draft = replace(draft, tags=_checked_tags(draft.tags))
     check_budgets(user, draft.tags)
     rendezvous = check_draft(draft, run_id, viewer=user)
     return CheckedDraft(draft=draft, run_id=run_id, rendezvous=rendezvous)
@@ -179,7 +180,7 @@ def check_draft(draft: RunDraft, run_id: uuid.UUID, *, viewer: User | None = Non
     ``viewer``: see :func:`runs.submit.prefixes.check_free`.
     """
     check_name(draft.name)
-    _check_tags(draft.tags)
+    _checked_tags(draft.tags)
     if not draft.pools:
         raise InvalidRun("pools", "expected at least one pool of replicas, found none")
     for index, pool in enumerate(draft.pools):
@@ -215,9 +216,9 @@ def check_name(name: str) -> None:
         raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {length}")
 
 
-def _check_tags(tags: Sequence[str]) -> None:
+def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     try:
-        parse_tags(tags)
+        return tuple(parse_tags(tags))
     except ActionRefused as error:
         raise InvalidRun("tags", str(error)) from None
 
@@ -311,7 +312,7 @@ def store_run(
         store_credential_id=draft.store_credential,
         archive=_archive(draft),
         notify=None if draft.notify is None else list(draft.notify),
-        tags=parse_tags(draft.tags),
+        tags=list(draft.tags),
         **_origin(draft.fork),
         **(place.columns() if place else {}),
         created_at=now,

@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-LLX5XSG6.js";import"./chunk-6O66KIZE.js";import"./chunk-J7Z2XEBU.js";
+import"./chunk-GZWYENCM.js";import"./chunk-T3R5RC3E.js";import"./chunk-JJSX7ZWB.js";

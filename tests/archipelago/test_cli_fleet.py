@@ -86,6 +86,9 @@ def test_spend_as_a_file(call: Call, signed_in: str, tmp_path: Path) -> None:
     assert rows["run"]["name"] == "Priced"
     assert rows["run"]["usd"] == rows["owner"]["usd"] == rows["total"]["usd"] != ""
     assert call("spend", "--format", "csv", "--owner", "nora").out.startswith("by,key,name,jobs,")
+    assert call("spend", "-o", str(path.with_suffix(".parquet"))).code == 0
+    assert path.with_suffix(".parquet").read_bytes()[:4] == b"PAR1"
+    assert call("spend", "-o", str(path), "--json").code != 0
 
 
 def test_spend_names_a_wrong_day(call: Call, signed_in: str) -> None:

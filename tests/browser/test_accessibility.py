@@ -41,7 +41,11 @@ def page(browser: Browser) -> Iterator[Page]:
         ("<h4 class=box>Skips a level</h4>", ["light"]),  # moderate
         ("<table class=box><tr><th></th></tr><tr><td>1</td></tr></table>", ["light"]),  # minor
     ],
-    fast=2,
+    fast=[
+        ("<p>dark</p>", ["dark"]),
+        ("<p class=box><b class=pale>both</b></p>", ["light", "dark"]),
+        ("<p hidden class=pale>none</p>", []),
+    ],
 )
 def test_violations_of_any_impact_are_found(page: Page, text: str, schemes: list[str]) -> None:
     page.set_content(STYLE + text)

@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.processes,
     pytest.mark.weight(4),
-    pytest.mark.slow,
     pytest.mark.usefixtures("own_database"),
 ]
 

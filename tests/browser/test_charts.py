@@ -163,13 +163,13 @@ def test_crosshairs_move_together_every_axis_draws_and_every_chart_has_a_table(
     for name in ("Round", "Tokens", "Time", "Relative", "Step"):
         with page.expect_response(lambda r: "series.json?of=loss" in r.url):
             page.get_by_role("button", name=name, exact=True).click()
-    assert page.evaluate("cut") == []
     for chart in ("loss", "norm", "cosine", "update", "speed", "goodput"):
         card = page.locator(f'[data-plot="{chart}"]')
         expect(card.locator("canvas").first).to_be_visible()
         card.locator("[data-table]").click()
         expect(card.locator("[data-chart-table] tbody tr").last).to_be_visible()
     expect(page.locator('[data-plot="goodput"] tbody')).to_contain_text("8")
+    assert page.evaluate("cut") == []
     window.shoot(page, "charts-tables")
 
 

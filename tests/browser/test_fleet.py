@@ -150,7 +150,7 @@ def test_pool_is_added(window: Window, run: str) -> None:
     expect(page.locator("table.pools tbody tr", has_text="CPU of this machine")).to_have_count(2)
 
 
-@matrix("user", ["vera", "oscar"], fast=1)
+@matrix("user", ["vera", "oscar"], fast=("oscar",))
 def test_users_without_permission_see_no_buttons(window: Window, run: str, user: str) -> None:
     page = fleet(window, run, user=user)
     expect(page.locator("table.pools")).to_contain_text("Modal H100")

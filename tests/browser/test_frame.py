@@ -97,6 +97,13 @@ def test_the_bell_acknowledges_an_alert_and_leaves_the_page(window: Window, aler
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     button = panel.get_by_role("button", name="Acknowledge Stalled")
+    page.route("**/acknowledge", lambda route: route.abort())
+    button.click()
+    expect(panel).to_contain_text("The alerts can't be loaded now.")
+    page.unroute("**/acknowledge")
+    window.errors[:] = [error for error in window.errors if "ERR_FAILED" not in error]
+    page.keyboard.press("Escape")
+    open_bell(page)
     button.click()
     row = panel.get_by_role("listitem").filter(has_text="no round was committed for 9 min")
     expect(row).to_contain_text("acknowledged by bella")

@@ -158,7 +158,7 @@ def test_every_url_is_in_the_table() -> None:
     assert names == set(PAGES) | TESTED_ELSEWHERE
 
 
-@matrix("kind", KINDS, fast=("viewer",))
+@matrix("kind", KINDS, fast=("anonymous", "stranger"))
 @pytest.mark.parametrize("name", PAGES)
 def test_status_of_every_view_by_role(name: str, kind: str, run: Run) -> None:
     method, *expected = PAGES[name]

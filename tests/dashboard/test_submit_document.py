@@ -323,6 +323,22 @@ def test_tags_are_entered_in_the_form_a_clone_and_a_document(
     )
 
 
+@pytest.mark.parametrize("tags", ['["a b"]', '[["x"]]', "[true]", '[""]', "[1]"])
+def test_a_tag_of_a_document_is_one_word(client: Client, operator_user: Any, tags: str) -> None:
+    form = paste(client, f'{{"name": "x", "pools": [{{}}], "tags": {tags}}}')
+    [error] = [text for texts in form.all_errors.values() for text in texts if "tags" in text]
+    assert error.startswith("tags: expected tags of 1 to 40 characters without space")
+
+
+@pytest.mark.parametrize("tags", ["a\0b", " ".join(map(str, range(300_000))), "a:b"])
+def test_wrong_tags_are_an_error_of_their_field(
+    client: Client, operator_user: Any, tags: str
+) -> None:
+    response = client.post("/runs/new", filled(client) | {"tags": tags})
+    assert response.status_code == 422 and not Run.objects.exists()
+    assert response.context["form"].errors["tags"]
+
+
 def test_the_budget_of_a_tag_is_shown_and_refuses_the_launch(client: Client, run: Run) -> None:
     Run.objects.update(tags=["paper"])
     save_budget(scope="tag", name="paper", period="month", amount_usd=0.0, actor=run.owner)

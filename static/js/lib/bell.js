@@ -3,8 +3,8 @@
 // which this module keeps current, as it does with banners that only the server can know about.
 
 import { $, h } from "./dom.js";
-import { getHTML, getJSON, Live } from "./live.js";
-import { refreshed } from "./part.js";
+import { getHTML, getJSON, Live, SignedOut } from "./live.js";
+import { refreshed, replace } from "./part.js";
 import { oneAtATime } from "./requests.js";
 import { tickTimes } from "./times.js";
 
@@ -36,10 +36,9 @@ export function bell() {
   }
 
   const load = oneAtATime(async () => {
-    const made = h("div", {});
+    const made = document.createElement("template");
     made.innerHTML = await getHTML(`${link.href}?part=panel`);
-    body.replaceChildren(...made.childNodes);
-    tickTimes(body);
+    replace(body, made.content);
   });
 
   async function markRead() {
@@ -55,6 +54,12 @@ export function bell() {
     if (response.ok) show((await response.json()).unread);
   }
 
+  function fail() {
+    body.replaceChildren(
+      h("p.empty-s", {}, "The alerts can't be loaded now. Try again in a moment."),
+    );
+  }
+
   async function open() {
     panel.showPopover();
     try {
@@ -62,9 +67,7 @@ export function bell() {
       body.focus({ preventScroll: true });
       await markRead();
     } catch {
-      body.replaceChildren(
-        h("p.empty-s", {}, "The alerts can't be loaded now. Try again in a moment."),
-      );
+      fail();
     }
   }
 
@@ -86,16 +89,23 @@ export function bell() {
   // *Acknowledge* of the panel leaves the page below as it is.
   body.addEventListener("submit", async (event) => {
     const form = event.target;
+    const button = $("button", form);
     event.preventDefault();
-    $("button", form).setAttribute("aria-disabled", "true");
-    const { type } = await fetch(form.action, {
-      method: "POST",
-      body: new FormData(form),
-      redirect: "manual",
-    }).catch(() => ({}));
-    if (type !== "opaqueredirect") return form.submit(); // the next page has the reason
-    await load().catch(() => {}); // the stream reports the change as well
-    body.focus({ preventScroll: true });
+    if (button.ariaDisabled) return;
+    button.ariaDisabled = "true";
+    try {
+      const response = await fetch(form.action, {
+        method: "POST",
+        body: new FormData(form),
+        redirect: "manual",
+      });
+      if (response.type !== "opaqueredirect") return form.submit(); // the next page has the reason
+      await load(); // raises SignedOut if the redirect was to the sign-in page
+      body.focus({ preventScroll: true });
+    } catch (error) {
+      if (error instanceof SignedOut) form.submit();
+      else fail();
+    }
   });
 
   const list = $("[data-alerts]");

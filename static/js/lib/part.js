@@ -21,8 +21,9 @@ const folds = (root) =>
 
 /** Keep the focus, the position of scrolled parts, and what is folded. Nothing is replaced while
  *  text is selected in it, or while a field of a form has the focus. */
-function replace(place, content) {
-  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+export function replace(place, content) {
+  const active = document.activeElement;
+  const focused = place.contains(active) && active !== place ? active : null;
   const name = focused && nameOf(focused);
   const same = () => $$(FOCUSABLE, place).filter((element) => nameOf(element) === name);
   if (

@@ -269,14 +269,14 @@ def evaluation_of(run: Any) -> int:
     return pk
 
 
-@matrix("kind", KINDS, fast=("viewer",))
+@matrix("kind", KINDS, fast=("anonymous", "stranger"))
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_session(method: str, path: str, kind: str, run: Run, call: Call) -> None:
     response = call(client_for(kind, run.owner), method, path)
     assert response.status_code == CALLS[method, path][KINDS.index(kind)], response.content
 
 
-@matrix("kind", ROLES, fast=("viewer",))
+@matrix("kind", ROLES, fast=("stranger",))
 @pytest.mark.parametrize(("method", "path"), CALLS, ids=IDS)
 def test_with_a_token(method: str, path: str, kind: str, call: Call, token_of: Any) -> None:
     headers = {"Authorization": f"Bearer {token_of(kind, ROLES[kind])}"}

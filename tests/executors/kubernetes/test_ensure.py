@@ -166,7 +166,7 @@ def test_a_job_without_secrets_is_queued_by_one_request(harness: KubernetesHarne
     assert end_of(executor, launch(executor, "exit", 0)).cause is Cause.DONE
 
 
-@matrix("how", Interruption, fast=1)
+@matrix("how", Interruption, fast=(Interruption.LOST,))
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_queued_job_is_not_admitted_before_its_secret_exists(
     harness: KubernetesHarness, at: int, how: Interruption

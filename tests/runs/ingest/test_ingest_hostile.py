@@ -78,7 +78,11 @@ BROKEN = (
 )
 
 
-@matrix("name", BROKEN, fast=4)
+@matrix(
+    "name",
+    BROKEN,
+    fast=("another replica's", "tokens beyond any training", "round beyond the column", "endless"),
+)
 def test_an_invalid_segment_is_reported_and_skipped(ingest: IngestHarness, name: str) -> None:
     key = keys.telemetry(0, incarnation(0), 1)
     ingest.bucket.store.put(key, broken(ingest, name))

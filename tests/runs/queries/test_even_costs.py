@@ -20,9 +20,15 @@ pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 10, 12, 0, 0, 250_003, tzinfo=UTC)
 MIDNIGHT = datetime(2026, 11, 8, tzinfo=UTC)
 PERIOD = Period.until(NOW.date(), days=12)
-STARTS = (None, MIDNIGHT - timedelta(hours=30), MIDNIGHT, NOW - timedelta(microseconds=1_500_001))
+STARTS = (
+    None,
+    MIDNIGHT - timedelta(hours=30),
+    MIDNIGHT - timedelta(microseconds=1),
+    MIDNIGHT,
+    NOW - timedelta(microseconds=1_500_001),
+)
 ENDS = (None, MIDNIGHT, MIDNIGHT + timedelta(days=1), NOW - timedelta(hours=3))
-PRICES = (None, 0.0, 2.0, -5.0, 1e-300, float("inf"))
+PRICES = (None, 0.0, 2.0, -5.0, 1e-300, float("inf"), float("nan"))
 COSTS = (None, 0.0, 7.5, 1e300, -1.0, float("inf"))
 EARLIER = (0.0, -1.0, 3.0)
 

@@ -221,7 +221,7 @@ def test_the_budget_of_a_tag_refuses_a_submission_with_the_tag(run: Run) -> None
     [row] = rows_of_owner(run.owner, now=timezone.now(), tags=["paper"])
     assert (row["name"], row["state"]) == ("paper", "exceeded")
     with pytest.raises(InvalidRun, match="the budget of tag paper is spent"):
-        check_submission(replace(local_demo(), tags=("paper",)), run.owner)
+        check_submission(replace(local_demo(), tags=(" paper ",)), run.owner)
 
 
 def test_a_changed_budget_stays_spent_until_it_is_evaluated(spent: Run) -> None:

@@ -152,7 +152,7 @@ def test_a_preempted_replica_is_relaunched_without_limit(harness: Any) -> None:
     assert (harness.replica(1).restarts, harness.replica(1).state) == (0, "computing")
 
 
-@matrix(("worked_s", "state"), [(590, "failed"), (610, "restarting")], fast=1)
+@matrix(("worked_s", "state"), [(590, "failed"), (610, "restarting")], fast=[(610, "restarting")])
 def test_a_failure_after_long_work_resets_the_count(
     harness: Any, worked_s: int, state: str
 ) -> None:

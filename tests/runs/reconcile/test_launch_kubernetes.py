@@ -62,7 +62,7 @@ def interrupted_harness(
     return harness
 
 
-@matrix("how", Interruption, fast=1)
+@matrix("how", Interruption, fast=(Interruption.KILLED_AFTER,))
 @matrix("at", range(3), fast=2)
 def test_a_launch_interrupted_at_any_request_is_completed_by_the_next_ticks(
     make_harness: Any,
