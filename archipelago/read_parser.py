@@ -108,4 +108,6 @@ def add_fleet_commands(commands: Subparsers) -> None:
     spend.add_argument("-n", "--limit", type=counted(1, 1000), default=20)
     add_json(spend)
     spend.add_argument("--format", choices=files.FORMATS, help="print all rows in this format")
-    spend.add_argument("-o", "--output", metavar="FILE", help="write all rows, as its suffix says")
+    spend.add_argument(
+        "-o", "--output", metavar="FILE", help="write all rows, in the format of its suffix"
+    )
