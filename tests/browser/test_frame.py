@@ -97,6 +97,8 @@ def test_the_bell_acknowledges_an_alert_and_leaves_the_page(window: Window, aler
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     button = panel.get_by_role("button", name="Acknowledge Stalled")
+    expect(button).to_be_visible()
+    window.shoot(page, "bell-acknowledge", full=False)
     page.route("**/acknowledge", lambda route: route.abort())
     button.click()
     expect(panel).to_contain_text("The alerts can't be loaded now.")
