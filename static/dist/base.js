@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-GZWYENCM.js";import"./chunk-T3R5RC3E.js";import"./chunk-JJSX7ZWB.js";
+import"./chunk-TB7PWCG3.js";import"./chunk-BQDUPQUR.js";import"./chunk-E3ILUD6P.js";

@@ -2,7 +2,8 @@
 
 import "./base.js";
 import { showSilent } from "./lib/banners.js";
-import { $, $$, oncePerFrame, url } from "./lib/dom.js";
+import { $, $$, url } from "./lib/dom.js";
+import { atMostEvery, oncePerFrame } from "./lib/frames.js";
 import { getJSON, Live } from "./lib/live.js";
 import { inOrder } from "./lib/requests.js";
 import { RUN_ENDED } from "./lib/states.js";
@@ -20,6 +21,7 @@ import { roundDetail, roundsTable } from "./run/rounds.js";
 import { tabs } from "./run/tabs.js";
 
 const LINGER_MS = 30_000; // an ended run's last telemetry can still arrive
+const STREAMED_MS = 250; // minimum interval between drawings of streamed changes
 const EVERYTHING = ["run", "pools", "replicas", "rounds", "events", "points", "tab"];
 
 /** The state of the run page. A snapshot fills it, deltas (by stream or polling) are merged in, and
@@ -179,11 +181,14 @@ function runPage() {
   ];
 
   let pending = new Set();
-  const flush = oncePerFrame(() => {
+  function draw() {
     const changed = pending;
     pending = new Set();
-    for (const part of parts) part(changed);
-  });
+    if (changed.size) for (const part of parts) part(changed);
+  }
+  const flush = oncePerFrame(draw);
+  const streamed = atMostEvery(STREAMED_MS, draw);
+  /** Draw what depends on `changed` in the next frame. */
   function redraw(changed) {
     for (const one of changed) pending.add(one);
     flush();
@@ -215,7 +220,8 @@ function runPage() {
 
   let ending = 0;
   store.listen((changed) => {
-    redraw(changed);
+    for (const one of changed) pending.add(one);
+    streamed();
     if (!changed.has("run") || ending || !RUN_ENDED.has(store.run.state)) return;
     const since = store.run.ended_at ? Date.now() - Date.parse(store.run.ended_at) : 0;
     if (since > LINGER_MS) live.end();

@@ -57,10 +57,12 @@ requests of pages, not those of shared workers."""
 QUICK_TIMERS = """
 {
     const wait = window.setTimeout;
-    window.setTimeout = (act, ms = 0, ...rest) => wait(act, ms < 1000 ? ms : ms / 20, ...rest);
+    const quick = (ms) => (ms < 1000 || ms > 20000 ? ms : ms / 20);
+    window.setTimeout = (act, ms = 0, ...rest) => wait(act, quick(ms), ...rest);
 }
 """
-"""Init script of a page whose polls and refreshes, seconds apart, are awaited."""
+"""Init script of a page whose polls and refreshes, seconds apart, are awaited. Longer timers limit
+how long something may take."""
 CUT_TEXTS = """
 {
     const fill = CanvasRenderingContext2D.prototype.fillText;

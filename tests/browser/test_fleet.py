@@ -170,12 +170,24 @@ def test_replica_page_shows_attempts_and_live_state_and_restarts(
     expect(table).to_contain_text("OOMKilled: the container used more than its 24Gi")
     expect(page.locator("[data-log-state]")).to_have_text("unknown")  # no backend answers
     # A page that is shown again while a request is under way has each line once.
+    log = {"lines": ["first line"], "position": "1", "ended": True}
+    rest = {"lines": [], "position": "1", "ended": True}
     held: list[Route] = []
-    page.route(re.compile("attempt=.*after="), lambda route: held.append(route))
+
+    def answer(route: Route) -> None:
+        if "after=1" in route.request.url:
+            route.fulfill(json=rest)
+        elif released:
+            route.fulfill(json=log)
+        else:
+            held.append(route)
+
+    released = False
+    page.route(re.compile("attempt=.*after="), answer)
     for _ in range(2):
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     eventually(page, lambda: len(held), lambda number: number >= 2)
-    log = {"lines": ["first line"], "position": "1", "ended": False}
+    released = True  # the page can have sent its own request as well
     for route in held:
         route.fulfill(json=log)
     page.evaluate("() => fetch(location.href).then(() => null)")  # both were handled

@@ -139,6 +139,49 @@ def test_curve_grows_with_new_points(window: Window, site: Site, demo: str) -> N
     expect(last.locator("th")).to_have_text("253")
 
 
+def test_a_new_point_redraws_only_the_charts_that_show_it(
+    window: Window, site: Site, demo: str
+) -> None:
+    page = window.open(f"/runs/{demo}/?smooth=0")
+    is_live(page)
+    value = page.locator('[data-plot="loss"] [data-id="r0"] output')
+    expect(value).not_to_have_text("–")
+    page.evaluate(
+        """() => {
+            window.redrawn = new Set();
+            const clear = CanvasRenderingContext2D.prototype.clearRect;
+            CanvasRenderingContext2D.prototype.clearRect = function (...box) {
+                redrawn.add(this.canvas.closest("[data-plot]")?.dataset.plot);
+                return clear.apply(this, box);
+            };
+        }"""
+    )
+    point = {"step": [9000], "round": [7], "tokens": [9_216_000], "wall_s": [time.time()]}
+    point |= {"series": "loss", "replica": 0, "value": [0.125], "total": 9000, "nonfinite": []}
+    site.publish(demo, points=[point])
+    expect(value).to_have_text("0.125")
+    assert page.evaluate("[...redrawn].filter(Boolean)") == ["loss"]  # the strip is no plot
+
+
+def test_a_request_without_an_answer_ends_after_30_s_and_is_sent_again(
+    window: Window, demo: str
+) -> None:
+    page = window.open(BLANK, alone=True)
+    page.clock.install()
+    held: list[Route] = []
+    page.route("**/snapshot.json?*", lambda route: held.append(route))
+    with page.expect_request("**/snapshot.json?*"):
+        page.goto(f"/runs/{demo}/")
+    with page.expect_event("requestfailed", lambda request: "snapshot" in request.url):
+        page.clock.fast_forward(30_000)
+    page.unroute("**/snapshot.json?*")
+    expect(page.locator("[data-conn]")).to_have_attribute("data-state", "offline")
+    page.clock.fast_forward(5_000)
+    page.clock.resume()
+    is_live(page)
+    expect(page.locator('[data-s="rounds"]')).not_to_have_text("–")
+
+
 def test_without_a_stream_the_page_polls(window: Window, site: Site, demo: str) -> None:
     """Offline while every poll fails, and live once there is a stream."""
     page = window.open(BLANK)

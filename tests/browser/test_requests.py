@@ -13,9 +13,9 @@ from tests.browser.conftest import REPOSITORY
 pytestmark = pytest.mark.browser
 
 # Inside the bundle the functions have no names.
-SOURCE, STREAM = (
+SOURCE, STREAM, FRAMES = (
     (REPOSITORY / "static/js/lib" / name).read_text().replace("export ", "")
-    for name in ("requests.js", "stream.js")
+    for name in ("requests.js", "stream.js", "frames.js")
 )
 UNTIL = """
 const until = async (is) => { while (!is()) await new Promise((next) => setTimeout(next)); };
@@ -103,3 +103,23 @@ def test_a_page_without_a_position_takes_that_of_no_other(page: Page, positions:
         positions,
     )
     assert addresses == ["/stream?topic=alerts%3A5-1"]
+
+
+def test_streamed_changes_are_drawn_in_a_frame_and_at_most_every_interval(page: Page) -> None:
+    found = page.evaluate(
+        f"""() => {{
+            let now = 0;
+            const due = [], drawn = [];
+            const performance = {{ now: () => now }};
+            const setTimeout = (work, delay_ms) => due.push([now + delay_ms, work]);
+            const requestAnimationFrame = (work) => due.push([now + 16, work]);
+            {FRAMES}
+            const draw = atMostEvery(250, () => drawn.push(now));
+            for (now = 0; now <= 1100; now++) {{
+                if (now % 60 === 0 && now <= 660) draw();
+                for (const one of due.splice(0)) one[0] <= now ? one[1]() : due.push(one);
+            }}
+            return drawn;
+        }}"""
+    )
+    assert found == [16, 282, 548, 814]  # the last draws what came until 660

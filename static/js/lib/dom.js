@@ -158,19 +158,6 @@ export function cssColor(name) {
 
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Run `work` once in the next animation frame. */
-export function oncePerFrame(work) {
-  let asked = false;
-  return () => {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      work();
-    });
-  };
-}
-
 /** Record a performance measure since `start` (for benchmarks and developer tools). */
 export function timed(name, start) {
   performance.clearMeasures(name);

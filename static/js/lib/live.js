@@ -15,6 +15,7 @@ const PATIENCE_MS = 4000; // how long to reconnect before polling starts
 const SPREAD_MS = 1000;
 // Four heartbeats of the server: a stream or a poll without an answer for so long is lost.
 const SILENT_MS = 60_000;
+const LONGEST_ANSWER_MS = 30_000;
 
 const LABELS = {
   connecting: "Connecting",
@@ -30,9 +31,20 @@ export class SignedOut extends Error {}
 
 export class NotFound extends Error {}
 
-/** Fetch from the server; a redirect to the sign-in page raises SignedOut, status 404 NotFound. */
+/** Fetch a text from the server; a redirect to the sign-in page raises SignedOut, status 404
+ *  NotFound. An answer that doesn't come within LONGEST_ANSWER_MS raises an error. */
 async function ask(address, kind) {
-  const response = await fetch(address, { headers: { Accept: kind } });
+  const abort = new AbortController();
+  const timer = setTimeout(() => abort.abort(), LONGEST_ANSWER_MS);
+  try {
+    return await (await checked(address, kind, abort.signal)).text();
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function checked(address, kind, signal) {
+  const response = await fetch(address, { headers: { Accept: kind }, signal });
   if (response.status === 401 || response.redirected) throw new SignedOut("signed out");
   if (response.status === 404) throw new NotFound(address);
   // 422: a partial result; the body names the missing parts.
@@ -40,7 +52,7 @@ async function ask(address, kind) {
   return response;
 }
 
-export const getJSON = async (address) => (await ask(address, "application/json")).json();
+export const getJSON = async (address) => JSON.parse(await ask(address, "application/json"));
 
 const LONGEST_MS = 1000;
 let first = Promise.resolve();
@@ -58,7 +70,7 @@ export function getFirst(address) {
 export const getLater = (address) => first.then(() => getJSON(address));
 
 /** An HTML fragment rendered and escaped by the server. */
-export const getHTML = async (address) => (await ask(address, "text/html")).text();
+export const getHTML = (address) => ask(address, "text/html");
 
 const cursor = () => document.body.dataset.cursor ?? "";
 

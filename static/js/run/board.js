@@ -74,6 +74,7 @@ export function board(context, place) {
     (card) => new Chart(self, card, specOf(card.dataset.plot)),
   );
   const asked = new Map(); // chart -> its latest request
+  const outdated = new Set(); // charts that got points since they were drawn
   let loaded = false;
   const legend = $("[data-board-legend]", root);
   const stripPlace = $("[data-strip]", root);
@@ -185,6 +186,7 @@ export function board(context, place) {
     }
     for (const [i, kind] of columns.nonfinite ?? [])
       if (curve) curve.odd.push([curve.x.lastIndexOf(xs[i]), kind]);
+    outdated.add(chart);
     data.points += xs.length;
     data.total += xs.length;
     request.fresh += xs.length;
@@ -341,14 +343,19 @@ export function board(context, place) {
       }
     }
   });
+  function draw(some) {
+    for (const chart of some) chart.draw();
+    outdated.clear();
+  }
   return (changed) => {
     if (!store.run || !isShown(place)) return;
     if (changed.has("tab")) reread();
     if (changed.has("replicas") || changed.has("tab")) chips();
     if (changed.has("rounds")) strip?.draw();
     if (!loaded) load();
-    else if (changed.has("points") || changed.has("tab")) charts.forEach((chart) => chart.draw());
-    else if (changed.has("run"))
-      charts.filter(({ lines }) => !lines.length).forEach((chart) => chart.draw());
+    else if (changed.has("tab")) draw(charts);
+    else
+      draw(charts.filter((chart) =>
+        outdated.has(chart) || (changed.has("run") && !chart.lines.length)));
   };
 }

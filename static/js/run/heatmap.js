@@ -16,13 +16,13 @@ import {
   cssColor,
   h,
   isShown,
-  oncePerFrame,
   onTheme,
   setText,
   timed,
   token,
   url,
 } from "../lib/dom.js";
+import { oncePerFrame } from "../lib/frames.js";
 import { hatch, pixel, raster, rgb, sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES, RoundGrid, WHY } from "./grid.js";
 import { RUN_ENDED } from "../lib/states.js";
@@ -301,7 +301,8 @@ export function heatmap(context, card) {
   new ResizeObserver(draw).observe(body);
   grid.listen(draw);
   return (changed) => {
-    if (changed.has("rounds") || changed.has("replicas") || changed.has("tab")) draw();
+    const isNew = store.replicas.size !== grid.replicas.length;
+    if (changed.has("rounds") || changed.has("tab") || isNew) draw();
   };
 }
 

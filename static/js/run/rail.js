@@ -4,6 +4,7 @@
 import { $, h, keyed, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import { getHTML } from "../lib/live.js";
+import { inOrder } from "../lib/requests.js";
 import { look } from "../lib/states.js";
 
 const COOKIE = "run-rail";
@@ -38,12 +39,13 @@ export function rail({ store, page }) {
 function refreshed(place) {
   let asked = -Infinity;
   let timer = 0;
+  const fetched = inOrder(() => getHTML(place.dataset.findings));
   async function ask() {
     timer = 0;
     asked = performance.now();
     try {
-      const html = await getHTML(place.dataset.findings);
-      if (!place.contains(document.activeElement) && html !== place.innerHTML)
+      const html = await fetched();
+      if (html !== undefined && !place.contains(document.activeElement) && html !== place.innerHTML)
         place.innerHTML = html;
     } catch {
       // the connection indicator shows the state

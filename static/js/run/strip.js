@@ -2,7 +2,8 @@
 // included, late, refused or missing. Its x axis is that of the charts above it.
 
 import * as format from "../lib/format.js";
-import { clamp, cssColor, h, isShown, oncePerFrame, onTheme, setText, timed } from "../lib/dom.js";
+import { clamp, cssColor, h, isShown, onTheme, setText, timed } from "../lib/dom.js";
+import { oncePerFrame } from "../lib/frames.js";
 import { sizeCanvas } from "../lib/palette.js";
 import { OUTCOMES } from "./grid.js";
 

@@ -11,7 +11,6 @@ import {
   h,
   isShown,
   marked,
-  oncePerFrame,
   onTheme,
   press,
   setText,
@@ -19,6 +18,7 @@ import {
   timed,
   url,
 } from "../lib/dom.js";
+import { oncePerFrame } from "../lib/frames.js";
 import { getJSON } from "../lib/live.js";
 import { RUN_ENDED } from "../lib/states.js";
 import {
