@@ -138,6 +138,10 @@ class Client(ReadClient):
     def stop(self, run: str, *, reason: str = "", force: bool = False) -> Done:
         return self._act(run, "stop", reason=reason, force=force)
 
+    def acknowledge_alert(self, run: str, alert: int) -> Done:
+        """Mark an alert as seen by the caller, who takes care of it."""
+        return self._act(run, f"alerts/{int(alert)}/acknowledge")
+
     def mirror(self, run: str, tracker: str) -> Done:
         """Mirror the run's metrics to a tracker."""
         return self._act(run, "mirrors", tracker=tracker)

@@ -91,6 +91,8 @@ def spend(client: Client, options: argparse.Namespace) -> int:
     if options.format or options.output:
         if options.json:
             raise ValueError("expected --json or a file, found both")
+        if options.by:
+            raise ValueError("expected --by or a file, found both: a file has all groups")
         output = options.output or "-"
         suffix = output.rpartition(".")[2]
         format = options.format or (suffix if suffix in files.FORMATS else "csv")
@@ -108,7 +110,7 @@ def spend(client: Client, options: argparse.Namespace) -> int:
     for line in terminal.table(["", ""], [[name, value] for name, value in facts.items()])[1:]:
         print(line)
     print()
-    for line in _table(result, options.by):
+    for line in _table(result, options.by or "backend"):
         print(line)
     if result.total.unpriced_jobs:
         print(

@@ -13,6 +13,8 @@ from archipelago.client import Client
 
 def inbox(client: Client, options: argparse.Namespace) -> int:
     """Print alerts of all runs. Exit status 1 if one fires that no user has acknowledged."""
+    if options.acknowledge:
+        raise ValueError("expected RUN, whose alerts --acknowledge marks as seen, found none")
     if options.mark_read:
         client.mark_alerts_read()
         print("all alerts are marked as read")

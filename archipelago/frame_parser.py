@@ -49,6 +49,11 @@ def add_inbox_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--owner", default="", help="only of this owner's runs")
     command.add_argument("-n", "--limit", type=counted(1, 500), default=50)
     command.add_argument("--mark-read", action="store_true", help="mark all alerts as read")
+    command.add_argument(
+        "--acknowledge",
+        action="store_true",
+        help="mark the open alerts of RUN as seen by you, who takes care of them",
+    )
     add_json(command)
 
 

@@ -288,7 +288,15 @@ def alerts(client: Client, options: argparse.Namespace) -> int:
     """Print the alerts. Exit status 1 if one is open and not acknowledged, for scripts."""
     if not options.run:
         return inbox(client, options)
-    rows = client.alerts(client.find(options.run).id)
+    run = client.find(options.run).id
+    rows = client.alerts(run)
+    if options.acknowledge:
+        waiting = [a for a in rows if not a.closed_at and not a.acknowledged_by]
+        for alert in waiting:
+            client.acknowledge_alert(run, alert.id)
+            print(terminal.block(f"acknowledged: {alert.title}: {alert.message}"))
+        print(f"{len(waiting)} acknowledged", file=sys.stderr)
+        return 0
     colour = terminal.has_colour(sys.stdout)
     for alert in rows:
         state = "closed" if alert.closed_at else "open"

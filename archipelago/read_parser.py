@@ -102,7 +102,7 @@ def add_fleet_commands(commands: Subparsers) -> None:
     spend.add_argument("--days", type=counted(1, 366), help="number of days; default: 7")
     spend.add_argument("--from", dest="first", metavar="DAY", help="e.g. 2026-01-31, in UTC")
     spend.add_argument("--to", dest="last", metavar="DAY", help="default: today")
-    spend.add_argument("--by", choices=fleet_commands.GROUPS, default="backend")
+    spend.add_argument("--by", choices=fleet_commands.GROUPS, help="default: backend")
     spend.add_argument("--backend", default="")
     spend.add_argument("--owner", default="")
     spend.add_argument("-n", "--limit", type=counted(1, 1000), default=20)

@@ -340,6 +340,15 @@ def test_alerts(call: Call, run: Any) -> None:
     assert result.code == 1
     assert "open    Stalled: no commit (2 times)" in result.out
 
+    result = call("alerts", "last", "--acknowledge")
+    assert (result.code, result.err) == (0, "1 acknowledged\n")
+    assert result.out == "acknowledged: Stalled: no commit\n"
+    result = call("alerts", "last")
+    assert result.code == 0
+    assert ", acknowledged by " in result.out
+    assert call("alerts", "last", "--acknowledge").err == "0 acknowledged\n"
+    assert "expected RUN" in call("alerts", "--acknowledge").err
+
 
 def test_the_document_of_a_run_creates_a_clone(call: Call, run: Any, tmp_path: Path) -> None:
     result = call("document", "last")

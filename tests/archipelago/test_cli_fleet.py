@@ -89,6 +89,7 @@ def test_spend_as_a_file(call: Call, signed_in: str, tmp_path: Path) -> None:
     assert call("spend", "-o", str(path.with_suffix(".parquet"))).code == 0
     assert path.with_suffix(".parquet").read_bytes()[:4] == b"PAR1"
     assert call("spend", "-o", str(path), "--json").code != 0
+    assert "a file has all groups" in call("spend", "-o", str(path), "--by", "run").err
 
 
 def test_spend_names_a_wrong_day(call: Call, signed_in: str) -> None:
