@@ -48,9 +48,7 @@ def compare(client: Client, options: argparse.Namespace) -> int:
         [each.name, *(terminal.UNKNOWN if v in (None, "") else str(v) for v in each.values)]
         for each in found.differences
     ]
-    for line in terminal.table(["SETTING", *heads], rows, right="l" + "r" * len(heads)):
-        print(line)
-    return 0
+    return terminal.print_table(["SETTING", *heads], rows, right="l" + "r" * len(heads))
 
 
 def _print_results(results: Iterable[tuple[RunHeader, dict[str, float | None]]]) -> None:
@@ -64,8 +62,7 @@ def _print_results(results: Iterable[tuple[RunHeader, dict[str, float | None]]])
         for run, values in results
     ]
     heads = ["RUN", "NAME", "STATE", *(head for head, _ in SHOWN.values())]
-    for line in terminal.table(heads, table, right="lll" + "r" * len(SHOWN)):
-        print(line)
+    terminal.print_table(heads, table, right="lll" + "r" * len(SHOWN))
 
 
 def boards(client: Client, options: argparse.Namespace) -> int:
@@ -83,9 +80,7 @@ def boards(client: Client, options: argparse.Namespace) -> int:
         ]
         for row in rows
     ]
-    for line in terminal.table(["ID", "NAME", "RUNS", "PANELS", "OWNER"], table, right="rllrl"):
-        print(line)
-    return 0
+    return terminal.print_table(["ID", "NAME", "RUNS", "PANELS", "OWNER"], table, right="rllrl")
 
 
 def show(client: Client, options: argparse.Namespace) -> int:

@@ -32,9 +32,7 @@ def evaluations(client: Client, options: argparse.Namespace) -> int:
         [str(row.id), row.plan, str(row.round), row.state, results(row) or row.message or "-"]
         for row in rows
     ]
-    for line in terminal.table(["ID", "EVALUATION", "ROUND", "STATE", "RESULT"], table):
-        print(line)
-    return 0
+    return terminal.print_table(["ID", "EVALUATION", "ROUND", "STATE", "RESULT"], table)
 
 
 def results(row: Evaluation) -> str:
@@ -82,9 +80,7 @@ def evaluation_plan(client: Client, options: argparse.Namespace) -> int:
             ]
             for plan in plans
         ]
-        for line in terminal.table(["EVALUATION", "DATA", "TASKS", "CHECKPOINTS", "ON"], table):
-            print(line)
-        return 0
+        return terminal.print_table(["EVALUATION", "DATA", "TASKS", "CHECKPOINTS", "ON"], table)
     if options.remove:
         done = client.remove_evaluation_plan(run.id, options.plan)
         state = "removed" if done.changed else "not found"

@@ -59,8 +59,7 @@ def _print_jobs(jobs: list[LiveJob]) -> None:
         for job in jobs
     ]
     heads = ["RUN", "REPLICA", "NAME", "OWNER", "STATE", "BACKEND", "HARDWARE", "REGION"]
-    for line in terminal.table([*heads, "SINCE", "PRICE/H"], rows, right="lrllllllrr"):
-        print(line)
+    terminal.print_table([*heads, "SINCE", "PRICE/H"], rows, right="lrllllllrr")
     print()
 
 
@@ -70,8 +69,7 @@ def _print_sums(page: FleetPage) -> None:
         [label, str(row.jobs), str(row.running), rate(row)]
         for label, row in [*sums, ("total", page.total)]
     ]
-    for line in terminal.table(["BACKEND", "JOBS", "RUNNING", "RATE/H"], rows, right="lrrr"):
-        print(line)
+    terminal.print_table(["BACKEND", "JOBS", "RUNNING", "RATE/H"], rows, right="lrrr")
 
 
 def rate(row: JobSum) -> str:
@@ -101,17 +99,15 @@ def spend(client: Client, options: argparse.Namespace) -> int:
     if options.json:
         return terminal.print_json(result.raw)
     known = not result.month_unpriced
-    facts = {
+    summary = {
         f"{result.first} to {result.last}": _usd(result.total),
         "rate now": f"{rate(result.now)} an hour",
         "this month": terminal.money(result.month_usd, known=known),
         "forecast": terminal.money(result.forecast_usd, known=known and not result.now.unpriced),
     }
-    for line in terminal.table(["", ""], [[name, value] for name, value in facts.items()])[1:]:
-        print(line)
+    terminal.print_facts(summary)
     print()
-    for line in _table(result, options.by or "backend"):
-        print(line)
+    _print_groups(result, options.by or "backend")
     if result.total.unpriced_jobs:
         print(
             f"jobs without a known price, whose cost is missing: {result.total.unpriced_jobs}",
@@ -122,10 +118,10 @@ def spend(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(result: Spend, by: str) -> list[str]:
+def _print_groups(result: Spend, by: str) -> int:
     if by == "day":
         rows = [[day.day, terminal.money(day.usd, known=not day.unpriced_s)] for day in result.days]
-        return terminal.table(["DAY", "SPENT"], rows, right="lr")
+        return terminal.print_table(["DAY", "SPENT"], rows, right="lr")
     groups = {
         "backend": result.backends,
         "owner": result.owners,
@@ -133,7 +129,7 @@ def _table(result: Spend, by: str) -> list[str]:
         "tag": result.tags,
     }[by]
     rows = [[_name(group, by), str(group.jobs), _usd(group)] for group in groups]
-    return terminal.table([by.upper(), "JOBS", "SPENT"], rows, right="lrr")
+    return terminal.print_table([by.upper(), "JOBS", "SPENT"], rows, right="lrr")
 
 
 def _name(group: SpendGroup, by: str) -> str:

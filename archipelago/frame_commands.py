@@ -46,7 +46,9 @@ def search(client: Client, options: argparse.Namespace) -> int:
         [row.kind, row.label, row.state or terminal.UNKNOWN, row.detail, f"{client.url}{row.url}"]
         for row in found
     ]
-    return _table(["KIND", "NAME", "STATE", "DETAIL", "URL"], rows, "lllll", "nothing matches")
+    return terminal.print_table(
+        ["KIND", "NAME", "STATE", "DETAIL", "URL"], rows, "lllll", "nothing matches"
+    )
 
 
 def budgets(client: Client, options: argparse.Namespace) -> int:
@@ -68,7 +70,7 @@ def budgets(client: Client, options: argparse.Namespace) -> int:
         for row in found
     ]
     heads = ["FOR", "NAME", "PERIOD", "SPENT", "AMOUNT", "USED", "STATE", "UNTIL"]
-    _table(heads, rows, "lllrrrll", "no budgets")
+    terminal.print_table(heads, rows, "lllrrrll", "no budgets")
     return 1 if any(row.state == "exceeded" for row in found) else 0
 
 
@@ -106,7 +108,9 @@ def prices(client: Client, options: argparse.Namespace) -> int:
         for row in found.hardware
         if options.backend in ("", row.backend)
     ]
-    _table(["BACKEND", "HARDWARE", "PRICE/H", "SPOT/H", "SOURCE"], rows, "llrrl", "no hardware")
+    terminal.print_table(
+        ["BACKEND", "HARDWARE", "PRICE/H", "SPOT/H", "SOURCE"], rows, "llrrl", "no hardware"
+    )
     for price in found.traffic:
         print(
             f"traffic of {price.scheme}://: ${price.upload_usd_gb:g} up and "
@@ -153,7 +157,7 @@ def backend_state(client: Client, options: argparse.Namespace) -> int:
         for row in found
     ]
     heads = ["BACKEND", "CREDENTIAL", "STATE", "LIVE", "WAITING", "MESSAGE"]
-    return _table(heads, rows, "lllrrl", "no active run uses a backend")
+    return terminal.print_table(heads, rows, "lllrrl", "no active run uses a backend")
 
 
 def reset_backend(client: Client, options: argparse.Namespace) -> int:
@@ -176,7 +180,9 @@ def credentials(client: Client, options: argparse.Namespace) -> int:
         ]
         for row in found
     ]
-    return _table(["NAME", "KIND", "HOLDS", "TEST", "RUNS"], rows, "llllr", "no credentials")
+    return terminal.print_table(
+        ["NAME", "KIND", "HOLDS", "TEST", "RUNS"], rows, "llllr", "no credentials"
+    )
 
 
 def save_credential(client: Client, options: argparse.Namespace) -> int:
@@ -227,7 +233,9 @@ def webhooks(client: Client, options: argparse.Namespace) -> int:
         [row.name, row.url, "on" if row.enabled else "off", row.last_state, ",".join(row.kinds)]
         for row in found
     ]
-    return _table(["NAME", "URL", "STATE", "LAST", "KINDS"], rows, "lllll", "no webhooks")
+    return terminal.print_table(
+        ["NAME", "URL", "STATE", "LAST", "KINDS"], rows, "lllll", "no webhooks"
+    )
 
 
 def add_webhook(client: Client, options: argparse.Namespace) -> int:
@@ -256,7 +264,7 @@ def deliveries(client: Client, options: argparse.Namespace) -> int:
         for row in client.deliveries(options.name)
     ]
     heads = ["SENT", "KIND", "STATE", "TRIES", "STATUS", "ANSWER"]
-    return _table(heads, rows, "lllrrl", "no deliveries")
+    return terminal.print_table(heads, rows, "lllrrl", "no deliveries")
 
 
 def delete_webhook(client: Client, options: argparse.Namespace) -> int:
@@ -278,7 +286,7 @@ def users(client: Client, options: argparse.Namespace) -> int:
         ]
         for row in found
     ]
-    return _table(["NAME", "ROLE", "STATE", "RUNS"], rows, "lllr", "no users")
+    return terminal.print_table(["NAME", "ROLE", "STATE", "RUNS"], rows, "lllr", "no users")
 
 
 def add_user(client: Client, options: argparse.Namespace) -> int:
@@ -315,19 +323,12 @@ def tokens(client: Client, options: argparse.Namespace) -> int:
         [str(t.id), t.name, f"{t.hint}…", ",".join(t.scopes), (t.expires_at or "never")[:10]]
         for t in found
     ]
-    return _table(["ID", "NAME", "TOKEN", "SCOPES", "EXPIRES"], rows, "rllll", "no tokens")
+    return terminal.print_table(
+        ["ID", "NAME", "TOKEN", "SCOPES", "EXPIRES"], rows, "rllll", "no tokens"
+    )
 
 
 def revoke_token(client: Client, options: argparse.Namespace) -> int:
     client.revoke_token(options.id)
     print("revoked")
-    return 0
-
-
-def _table(heads: list[str], rows: list[list[str]], right: str, empty: str) -> int:
-    if not rows:
-        print(empty, file=sys.stderr)
-        return 0
-    for line in terminal.table(heads, rows, right=right):
-        print(line)
     return 0

@@ -84,8 +84,7 @@ def _totals(client: Client, options: argparse.Namespace, filters: dict[str, Any]
         "spent in all": terminal.money(total.cost_usd, known=total.cost_known),
         "open alerts": terminal.count(total.alerts),
     }
-    for line in terminal.table(["", ""], [list(row) for row in figures.items()], right="lr")[1:]:
-        print(line)
+    terminal.print_facts(figures, right="lr")
     return 0
 
 
@@ -106,8 +105,7 @@ def _groups(client: Client, options: argparse.Namespace) -> int:
         return terminal.print_json(found.raw)
     rows = [_group_row(group) for group in [*found.groups, found.total]]
     heads = [options.group_by.upper(), "RUNS", "ACTIVE", "FAILED", "BEST", "TOKENS", "COST", "$/H"]
-    for line in terminal.table(heads, rows, right="lrrrrrrr"):
-        print(line)
+    terminal.print_table(heads, rows, right="lrrrrrrr")
     if not found.complete:
         print("incomplete: only the newest runs were counted", file=sys.stderr)
     return 0
@@ -156,7 +154,7 @@ def show(client: Client, options: argparse.Namespace) -> int:
 def _facts(run: Run) -> list[str]:
     budget = f" of ${run.budget_usd:,.2f}" if run.budget_usd else ""
     rounds = f"{run.committed_rounds} of {run.total_rounds}"
-    facts = {
+    values = {
         "round": f"{rounds}  {terminal.bar(run.fraction)}",
         "loss": f"{terminal.loss(run.train_loss)}, evaluation {terminal.loss(run.eval_loss)}",
         "replicas": f"{run.live} live, {run.target} wanted, quorum {run.quorum}",
@@ -167,7 +165,7 @@ def _facts(run: Run) -> list[str]:
         "created": f"{terminal.local_time(run.created_at)} by {run.owner}",
         "rendezvous": run.rendezvous,
     }
-    return terminal.table(["", ""], [[name, value] for name, value in facts.items()])[1:]
+    return terminal.facts(values)
 
 
 def _pools(pools: list[Pool]) -> list[str]:
@@ -341,10 +339,9 @@ def backends(client: Client, options: argparse.Namespace) -> int:
         for backend in listed
         for h in backend["hardware"]
     ]
-    for line in terminal.table(
+    terminal.print_table(
         ["BACKEND", "HARDWARE", "DEVICE", "PRICE/H", "SPOT/H"], rows, right="lllrr"
-    ):
-        print(line)
+    )
     for backend in listed:
         if backend["credentials"]:
             names = ", ".join(backend["credentials"])

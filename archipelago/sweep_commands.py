@@ -12,6 +12,7 @@ from archipelago.client import Client
 from archipelago.documents import read_document, with_code
 from archipelago.errors import Invalid
 from archipelago.sweep_rows import RankedSweep, Sweep
+from archipelago.write_commands import print_problems
 
 
 def clone(client: Client, options: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def clone(client: Client, options: argparse.Namespace) -> int:
     if options.over:
         return _sweep(client, document, options)
     if options.plan:
-        return _problems(client.plan(document)["problems"])
+        return print_problems(client.plan(document)["problems"])
     created = client.submit(document)
     print(
         created.id
@@ -54,15 +55,14 @@ def _sweep(client: Client, document: dict[str, Any], options: argparse.Namespace
     }
     if options.plan:
         plan = client.plan_sweep(body)
-        rows = [
-            ["runs", terminal.count(plan["runs"])],
-            ["tokens", terminal.count(plan["tokens"])],
-            ["total cost", terminal.money(plan["usd"])],
-            ["hours", terminal.UNKNOWN if plan["hours"] is None else f"{plan['hours']:.1f}"],
-        ]
-        for line in terminal.table(["", ""], rows)[1:]:
-            print(line)
-        return _problems(plan["problems"])
+        estimate = {
+            "runs": terminal.count(plan["runs"]),
+            "tokens": terminal.count(plan["tokens"]),
+            "total cost": terminal.money(plan["usd"]),
+            "hours": terminal.UNKNOWN if plan["hours"] is None else f"{plan['hours']:.1f}",
+        }
+        terminal.print_facts(estimate)
+        return print_problems(plan["problems"])
     created = client.sweep(body)
     if options.quiet:
         print(created.sweep.id)
@@ -79,9 +79,7 @@ def sweeps(client: Client, options: argparse.Namespace) -> int:
             return terminal.print_json([row.raw for row in page.sweeps])
         rows = [_row(row) for row in page.sweeps]
         heads = ["SWEEP", "NAME", "RUNS", "ACTIVE", "HELD", "ENDED", "COST"]
-        for line in terminal.table(heads, rows, right="llrrrrr"):
-            print(line)
-        return 0
+        return terminal.print_table(heads, rows, right="llrrrrr")
     ranked = client.ranked_sweep(_find(client, options.sweep), metric=options.rank)
     if options.json:
         return terminal.print_json(ranked.raw)
@@ -167,14 +165,5 @@ def _print(client: Client, ranked: RankedSweep) -> None:
         ]
         for row in ranked.runs
     ]
-    for line in terminal.table(
-        [*heads, "STATE", "RUN"], rows, right="rr" + "r" * len(fields) + "ll"
-    ):
-        print(line)
+    terminal.print_table([*heads, "STATE", "RUN"], rows, right="rr" + "r" * len(fields) + "ll")
     print(f"{client.url}/sweeps/{ranked.sweep.id}", file=sys.stderr)
-
-
-def _problems(problems: list[dict[str, Any]]) -> int:
-    for problem in problems:
-        print(terminal.block(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
-    return Invalid.exit_code if problems else 0

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -157,6 +157,29 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "
         ).rstrip()
         for row in cells
     ]
+
+
+def print_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", empty: str = ""
+) -> int:
+    """Print a :func:`table`, or the message ``empty`` if there is one and no row; returns the exit
+    status 0."""
+    if empty and not rows:
+        print(empty, file=sys.stderr)
+        return 0
+    for line in table(heads, rows, right=right):
+        print(line)
+    return 0
+
+
+def facts(values: Mapping[str, str], *, right: str = "") -> list[str]:
+    """Aligned lines of a name and its value each."""
+    return table(["", ""], [*values.items()], right=right)[1:]
+
+
+def print_facts(values: Mapping[str, str], *, right: str = "") -> None:
+    for line in facts(values, right=right):
+        print(line)
 
 
 class StatusLine:

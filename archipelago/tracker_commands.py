@@ -22,9 +22,7 @@ def trackers(client: Client, options: argparse.Namespace) -> int:
             for m in client.mirrors(client.find(options.run).id)
         ]
         head = ["TRACKER", "STATE", "POINTS", "ADDRESS OR ERROR"]
-    for line in terminal.table(head, rows):
-        print(line)
-    return 0
+    return terminal.print_table(head, rows)
 
 
 def mirror(client: Client, options: argparse.Namespace) -> int:

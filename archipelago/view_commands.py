@@ -35,9 +35,7 @@ def _list(rows: Sequence[View | RunView], options: argparse.Namespace) -> int:
         [str(row.id), row.name, _content(row), f"{row.owner}{', shared' if row.shared else ''}"]
         for row in rows
     ]
-    for line in terminal.table(["ID", "NAME", "SHOWS", "OWNER"], table, right="rlll"):
-        print(line)
-    return 0
+    return terminal.print_table(["ID", "NAME", "SHOWS", "OWNER"], table, right="rlll")
 
 
 def show(client: Client, options: argparse.Namespace) -> int:
@@ -53,13 +51,12 @@ def show_run_view(client: Client, options: argparse.Namespace) -> int:
 def _show(client: Client, view: View | RunView, options: argparse.Namespace) -> int:
     if options.json:
         return terminal.print_json(view.raw)
-    rows = [
-        [name, ",".join(value) if isinstance(value, list) else str(value)]
+    values = {
+        name: ",".join(value) if isinstance(value, list) else str(value)
         for name, value in view.raw.items()
         if value not in (None, "", [])
-    ]
-    for line in terminal.table(["", ""], rows)[1:]:
-        print(line)
+    }
+    terminal.print_facts(values)
     page = "/" if isinstance(view, View) else "/runs/ID/"
     print(f"{client.url}{page}?{_content(view)}", file=sys.stderr)
     return 0

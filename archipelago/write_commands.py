@@ -64,27 +64,30 @@ def plan(client: Client, options: argparse.Namespace) -> int:
     """Print the estimate of a document. The exit status is 6 if the server would reject it."""
     document = read_run(client, options.file)
     result = client.plan(document, ask=not options.offline)
-    for line in terminal.table(["", ""], _estimate_rows(result["estimate"]))[1:]:
-        print(line)
-    problems = result["problems"]
+    terminal.print_facts(_estimate(result["estimate"]))
+    return print_problems(result["problems"])
+
+
+def print_problems(problems: list[dict[str, Any]]) -> int:
+    """Print why the server would reject a document; returns the exit status."""
     for problem in problems:
         print(terminal.block(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
     return Invalid.exit_code if problems else 0
 
 
-def _estimate_rows(e: dict[str, Any]) -> list[list[str]]:
+def _estimate(e: dict[str, Any]) -> dict[str, str]:
     up, down = e["up_bytes_per_round"], e["down_bytes_per_round"]
     saved = "" if e["reduction"] is None else f", {e['reduction']:,.0f} times less than all-reduce"
-    return [
-        ["parameters", terminal.count(e["parameters"])],
-        ["rounds", f"{e['rounds']:,} of {terminal.count(e['tokens_per_round'])} tokens"],
-        ["tokens", terminal.count(e["tokens"])],
-        ["plan", e["reduce_plan"]],
-        ["traffic per round", f"{terminal.size(up)} up, {terminal.size(down)} down per replica"],
-        ["total traffic", f"{terminal.size(e['total_bytes'])}{saved}"],
-        ["cost per hour", terminal.money(e["usd_h"])],
-        ["total cost", e["usd_text"]],
-    ]
+    return {
+        "parameters": terminal.count(e["parameters"]),
+        "rounds": f"{e['rounds']:,} of {terminal.count(e['tokens_per_round'])} tokens",
+        "tokens": terminal.count(e["tokens"]),
+        "plan": e["reduce_plan"],
+        "traffic per round": f"{terminal.size(up)} up, {terminal.size(down)} down per replica",
+        "total traffic": f"{terminal.size(e['total_bytes'])}{saved}",
+        "cost per hour": terminal.money(e["usd_h"]),
+        "total cost": e["usd_text"],
+    }
 
 
 def stop(client: Client, options: argparse.Namespace) -> int:
