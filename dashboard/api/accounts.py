@@ -15,7 +15,7 @@ from archipelago import frame_rows as shared
 from dashboard.access import or_404
 from dashboard.api.auth import ADMINISTRATORS, administrator, reader
 from dashboard.api.problems import Invalid, at
-from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from dashboard.api.types import NO_NUL, Body, RowId, responses
 from dashboard.forms import credentials as forms
 from executors.registry import BACKENDS
 from runs.actions import backends as backend_actions
@@ -28,7 +28,6 @@ from runs.queries import settings_rows
 
 router = Router(tags=["accounts"])
 
-Id = Annotated[int, Path(ge=0, le=SMALL)]
 Text = Annotated[str, Field(max_length=100_000, pattern=NO_NUL)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=NO_NUL)]
 Names = Annotated[list[Annotated[str, Field(max_length=80, pattern=NO_NUL)]], Field(max_length=50)]
@@ -120,7 +119,7 @@ def create_credential(request: HttpRequest, body: NewCredential) -> Any:
     auth=ADMINISTRATORS,
     response=responses(shared.Credential, but=(409,)),
 )
-def change_credential(request: HttpRequest, credential_id: Id, body: CredentialChange) -> Any:
+def change_credential(request: HttpRequest, credential_id: RowId, body: CredentialChange) -> Any:
     """Change a credential, or rotate its secrets."""
     user, found = administrator(request), or_404(settings_rows.credential(credential_id))
     return _save(user, body, credential_actions.kind_of_credential(found), found)
@@ -131,7 +130,7 @@ def change_credential(request: HttpRequest, credential_id: Id, body: CredentialC
     auth=ADMINISTRATORS,
     response=responses(list[shared.Credential], but=(413,)),
 )
-def delete_credential(request: HttpRequest, credential_id: Id) -> Any:
+def delete_credential(request: HttpRequest, credential_id: RowId) -> Any:
     """Delete a credential that no run uses. Returns the remaining ones."""
     user, found = administrator(request), or_404(settings_rows.credential(credential_id))
     try:
@@ -146,7 +145,9 @@ def delete_credential(request: HttpRequest, credential_id: Id) -> Any:
     auth=ADMINISTRATORS,
     response=responses(Tested, but=(409,)),
 )
-def check_credential(request: HttpRequest, credential_id: Id, body: TestPlace | None = None) -> Any:
+def check_credential(
+    request: HttpRequest, credential_id: RowId, body: TestPlace | None = None
+) -> Any:
     """Check the identity at the backend, or the needed operations in the bucket."""
     administrator(request)
     found = or_404(settings_rows.credential(credential_id))
@@ -182,7 +183,7 @@ def create_webhook(request: HttpRequest, body: WebhookBody) -> Any:
     auth=ADMINISTRATORS,
     response=responses(shared.Webhook, but=(409,)),
 )
-def change_webhook(request: HttpRequest, webhook_id: Id, body: WebhookBody) -> Any:
+def change_webhook(request: HttpRequest, webhook_id: RowId, body: WebhookBody) -> Any:
     """Change a webhook."""
     user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     hook, _ = webhook_actions.save_webhook(**body.model_dump(), actor=user, hook=found)
@@ -194,7 +195,7 @@ def change_webhook(request: HttpRequest, webhook_id: Id, body: WebhookBody) -> A
     auth=ADMINISTRATORS,
     response=responses(list[shared.Webhook], but=(409, 413)),
 )
-def delete_webhook(request: HttpRequest, webhook_id: Id) -> Any:
+def delete_webhook(request: HttpRequest, webhook_id: RowId) -> Any:
     """Delete a webhook and the list of its deliveries. Returns the remaining webhooks."""
     user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     webhook_actions.delete_webhook(found, actor=user)
@@ -206,7 +207,7 @@ def delete_webhook(request: HttpRequest, webhook_id: Id) -> Any:
     auth=ADMINISTRATORS,
     response=responses(shared.Delivery, status=202, but=(409, 413)),
 )
-def send_webhook_test(request: HttpRequest, webhook_id: Id) -> Any:
+def send_webhook_test(request: HttpRequest, webhook_id: RowId) -> Any:
     """Send a test message; its deliveries show the result."""
     user, found = administrator(request), or_404(settings_rows.webhook(webhook_id))
     delivery = webhook_actions.send_test(found, actor=user)
@@ -218,7 +219,7 @@ def send_webhook_test(request: HttpRequest, webhook_id: Id) -> Any:
     auth=ADMINISTRATORS,
     response=responses(list[shared.Delivery], but=(409, 413)),
 )
-def list_deliveries(request: HttpRequest, webhook_id: Id) -> Any:
+def list_deliveries(request: HttpRequest, webhook_id: RowId) -> Any:
     """The newest deliveries of a webhook."""
     administrator(request)
     return settings_rows.delivery_rows(or_404(settings_rows.webhook(webhook_id)))

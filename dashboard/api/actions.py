@@ -13,7 +13,7 @@ from dashboard.access import replica_or_404
 from dashboard.api.auth import OPERATORS, pool_of, run_to_operate
 from dashboard.api.document import PoolDocument, pool_draft
 from dashboard.api.problems import Invalid, at
-from dashboard.api.types import NO_NUL, Body, Number, PoolId, RunId, done, responses
+from dashboard.api.types import NO_NUL, Body, Number, RowId, RunId, done, responses
 from runs.actions import lifecycle, replicas_and_pools
 from runs.queries import fleet
 from runs.submit import pool_check, preflight
@@ -93,7 +93,7 @@ def restart_replica(
     auth=OPERATORS,
     response=responses(shared.Scaled),
 )
-def scale_pool(request: HttpRequest, run_id: RunId, pool_id: PoolId, body: Scale) -> Any:
+def scale_pool(request: HttpRequest, run_id: RunId, pool_id: RowId, body: Scale) -> Any:
     """Set the number of replicas of the pool to ``count``."""
     run, user = run_to_operate(request, run_id)
     pool = pool_of(run, pool_id)

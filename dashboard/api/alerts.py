@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from archipelago import frame_rows as shared
 from dashboard.api.auth import reader
-from dashboard.api.types import NO_NUL, Body, IsoTime, responses
+from dashboard.api.types import NO_NUL, Body, IsoTime, OfOwner, responses
 from runs.actions import alert_inbox as actions
 from runs.queries import alert_inbox as queries
 from runs.queries.alert_inbox import AlertFilter
@@ -36,7 +36,7 @@ def list_all_alerts(
     firing: Annotated[bool, Query(description="Only open alerts")] = False,
     kind: Annotated[str, Query(max_length=24, pattern=NO_NUL)] = "",
     run: Annotated[UUID | None, Query(description="Only of this run")] = None,
-    owner: Annotated[str, Query(max_length=150, pattern=NO_NUL)] = "",
+    owner: OfOwner = "",
     before: Annotated[
         str | None, Query(pattern=queries.PLACE, description="`next` of the previous page")
     ] = None,

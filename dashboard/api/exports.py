@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
@@ -11,8 +11,9 @@ from ninja import Query, Router
 
 from dashboard.api.auth import reader, run_to_see
 from dashboard.api.problems import Problem, answer
-from dashboard.api.types import NO_NUL, RunId
+from dashboard.api.types import NO_NUL, RunId, SearchQuery
 from dashboard.downloads import attachment
+from runs.models import Run
 from runs.queries import list_export, search, selectors
 from runs.queries.export_formats import CONTENT_TYPES, Columns, NoParquet, writer_of
 from runs.queries.exports import TABLES, Chunk
@@ -20,16 +21,14 @@ from runs.queries.listing import NEWEST, Order
 
 router = Router(tags=["export"])
 
-FILES: dict[str, Any] = {
-    "responses": {
-        200: {
-            "description": "The file",
-            "content": {kind.partition(";")[0]: {} for kind in CONTENT_TYPES.values()},
-        }
-    }
-}
+
+def file_of(content_types: Mapping[str, str]) -> dict[str, Any]:
+    """The answer of an operation that returns a file, for the OpenAPI schema."""
+    content: dict[str, Any] = {kind.partition(";")[0]: {} for kind in content_types.values()}
+    return {"responses": {200: {"description": "The file", "content": content}}}
 
 
+FILES = file_of(CONTENT_TYPES)
 Format = Literal[tuple(CONTENT_TYPES)]  # type: ignore[valid-type]
 
 
@@ -41,9 +40,7 @@ Format = Literal[tuple(CONTENT_TYPES)]  # type: ignore[valid-type]
 def export_runs(
     request: HttpRequest,
     format: Format,  # type: ignore[valid-type]
-    q: Annotated[
-        str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="Search query")
-    ] = "",
+    q: SearchQuery = "",
     sort: Annotated[
         str, Query(max_length=40, pattern=NO_NUL, description="Column; - is descending")
     ] = NEWEST,
@@ -68,9 +65,12 @@ def export(
 ) -> Any:
     """All rows, never sampled. Parquet needs pyarrow on the server: 501 without it."""
     run = run_to_see(request, run_id)
-    wanted = TABLES[table]
-    name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{table}.{format}"
+    wanted, name = TABLES[table], file_name(run, f"{table}.{format}")
     return table_file(request, wanted.columns, wanted.chunks(run), name=name, format=format)
+
+
+def file_name(run: Run, suffix: str) -> str:
+    return f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-{suffix}"
 
 
 def table_file(
@@ -81,9 +81,11 @@ def table_file(
         write = writer_of(format)
     except NoParquet as error:
         return answer(request, 501, str(error))
-    body = write(columns, rows)
-    response = attachment(
-        request, body, name=name, content_type=CONTENT_TYPES[format], database=True
-    )
+    return rows_file(request, write(columns, rows), name=name, content_type=CONTENT_TYPES[format])
+
+
+def rows_file(request: HttpRequest, body: Iterator[bytes], *, name: str, content_type: str) -> Any:
+    """A download that is made of rows of the database."""
+    response = attachment(request, body, name=name, content_type=content_type, database=True)
     response["Cache-Control"] = "no-store"
     return response

@@ -14,7 +14,7 @@ from archipelago import fleet_rows as shared
 from dashboard.api.auth import reader
 from dashboard.api.exports import FILES, Format, table_file
 from dashboard.api.problems import Invalid, Problem, at
-from dashboard.api.types import NO_NUL, responses
+from dashboard.api.types import NO_NUL, OfOwner, OnBackend, responses
 from runs.queries import fleet_trouble, live_jobs, spend, spend_export
 from runs.queries.attempt_costs import LONGEST_DAYS, Period
 from runs.queries.live_jobs import JobFilter
@@ -22,15 +22,12 @@ from runs.queries.live_jobs import JobFilter
 router = Router(tags=["fleet"])
 DEFAULT_DAYS = 7
 
-Backend = Annotated[str, Query(max_length=32, pattern=NO_NUL)]
-Owner = Annotated[str, Query(max_length=150, pattern=NO_NUL)]
-
 
 @router.get("/fleet", response=responses(shared.FleetPage, but=(404, 409, 413)))
 def get_fleet(
     request: HttpRequest,
-    backend: Backend = "",
-    owner: Owner = "",
+    backend: OnBackend = "",
+    owner: OfOwner = "",
     state: Annotated[str, Query(max_length=16, pattern=NO_NUL)] = "",
     before: Annotated[
         str | None, Query(pattern=live_jobs.PLACE, description="`next` of the previous page")
@@ -69,8 +66,8 @@ def get_spend(
     first: First = None,
     last: Last = None,
     days: Days = DEFAULT_DAYS,
-    backend: Backend = "",
-    owner: Owner = "",
+    backend: OnBackend = "",
+    owner: OfOwner = "",
     limit: Annotated[int, Query(ge=1, le=1000, description="Rows of each group")] = spend.GROUPS,
 ) -> Any:
     """Spending by day, backend, owner, run and tag, the present rate, and a forecast for the
@@ -91,8 +88,8 @@ def export_spend(
     first: First = None,
     last: Last = None,
     days: Days = DEFAULT_DAYS,
-    backend: Backend = "",
-    owner: Owner = "",
+    backend: OnBackend = "",
+    owner: OfOwner = "",
 ) -> Any:
     """Spending as one table: a row for the total and for each day, backend, owner, run and tag.
     ``by`` is the kind of the row. A period with too many jobs is refused."""

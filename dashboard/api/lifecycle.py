@@ -16,7 +16,7 @@ from pydantic import Field
 from archipelago import rows as shared
 from dashboard.api.auth import OPERATORS, run_to_operate, run_to_see
 from dashboard.api.document import document_of
-from dashboard.api.types import NO_NUL, SMALL, Body, PoolId, RunId, done, responses
+from dashboard.api.types import NO_NUL, SMALL, Body, RowId, RunId, done, responses
 from runs.actions import deletion, lifecycle
 from runs.alerts import store as alerting
 from runs.exceptions import ActionRefused
@@ -134,7 +134,7 @@ def list_alerts(request: HttpRequest, run_id: RunId) -> Any:
     auth=OPERATORS,
     response=responses(shared.Done),
 )
-def acknowledge_alert(request: HttpRequest, run_id: RunId, alert_id: PoolId) -> Any:
+def acknowledge_alert(request: HttpRequest, run_id: RunId, alert_id: RowId) -> Any:
     """Mark the alert as seen by the caller, who takes care of it."""
     run, user = run_to_operate(request, run_id)
     alert = get_object_or_404(run.alerts.select_related("run", "replica"), pk=alert_id)

@@ -10,14 +10,10 @@ from ninja import Query, Router
 
 from archipelago import list_rows as shared
 from dashboard.api.auth import reader
-from dashboard.api.types import NO_NUL, responses
+from dashboard.api.types import SearchQuery, responses
 from runs.queries import completion, groups, search
 
 router = Router(tags=["runs"])
-
-SearchQuery = Annotated[
-    str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="Search query")
-]
 
 
 @router.get("/runs/groups", response=responses(shared.RunGroups, but=(404, 409, 413)))

@@ -12,7 +12,7 @@ from pydantic import Field
 from archipelago import frame_rows as shared
 from dashboard.access import or_404
 from dashboard.api.auth import ADMINISTRATORS, administrator, reader
-from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from dashboard.api.types import NO_NUL, Body, RowId, responses
 from runs.actions import budgets as budget_actions
 from runs.actions import prices as price_actions
 from runs.backends.price_settings import Traffic
@@ -22,7 +22,6 @@ from runs.queries import budgets, prices
 router = Router(tags=["money"])
 
 Scheme = Annotated[str, Path(pattern=f"^({'|'.join(price_actions.SCHEMES)})$")]
-BudgetId = Annotated[int, Path(ge=0, le=SMALL)]
 Usd = Annotated[float, Field(ge=0, le=price_actions.MOST_USD, allow_inf_nan=False)]
 
 
@@ -72,7 +71,7 @@ def create_budget(request: HttpRequest, body: BudgetBody) -> Any:
     auth=ADMINISTRATORS,
     response=responses(shared.Budget, but=(409,)),
 )
-def change_budget(request: HttpRequest, budget_id: BudgetId, body: BudgetBody) -> Any:
+def change_budget(request: HttpRequest, budget_id: RowId, body: BudgetBody) -> Any:
     """Change a budget."""
     user, found = administrator(request), or_404(budgets.find(budget_id))
     saved = budget_actions.save_budget(**body.model_dump(), actor=user, budget=found)
@@ -84,7 +83,7 @@ def change_budget(request: HttpRequest, budget_id: BudgetId, body: BudgetBody) -
     auth=ADMINISTRATORS,
     response=responses(list[shared.Budget], but=(409, 413)),
 )
-def delete_budget(request: HttpRequest, budget_id: BudgetId) -> Any:
+def delete_budget(request: HttpRequest, budget_id: RowId) -> Any:
     """Delete a budget. Returns the remaining ones."""
     user = administrator(request)
     budget_actions.delete_budget(or_404(budgets.find(budget_id)), actor=user)

@@ -15,7 +15,7 @@ from archipelago import frame_rows as shared
 from dashboard.access import or_404, role_of
 from dashboard.api.auth import ADMINISTRATORS, administrator, caller, keeper
 from dashboard.api.problems import Invalid, at
-from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from dashboard.api.types import NO_NUL, Body, RowId, responses
 from dashboard.forms.users import PersonForm
 from runs.actions import api_tokens
 from runs.actions import users as actions
@@ -26,7 +26,6 @@ router = Router(tags=["people"])
 
 PAGE = 200
 UserName = Annotated[str, Path(max_length=150, pattern=NO_NUL)]
-TokenId = Annotated[int, Path(ge=0, le=SMALL)]
 
 
 class NewPerson(Body):
@@ -143,7 +142,7 @@ def create_token(request: HttpRequest, body: TokenBody) -> Any:
 
 
 @router.delete("/tokens/{int:token_id}", response=responses(list[shared.Token], but=(409, 413)))
-def revoke_token(request: HttpRequest, token_id: TokenId) -> Any:
+def revoke_token(request: HttpRequest, token_id: RowId) -> Any:
     """Revoke one of the caller's own tokens. Returns the remaining ones."""
     user = keeper(request)
     api_tokens.revoke(or_404(api_tokens.tokens_of(user).filter(pk=token_id).first()))

@@ -6,14 +6,13 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
-from django.utils.text import slugify
 from ninja import Query, Router
 
 from archipelago.run_page_rows import Activity, Finding
 from dashboard.api.auth import run_to_see
+from dashboard.api.exports import file_name, file_of, rows_file
 from dashboard.api.problems import Problem
 from dashboard.api.types import NO_NUL, IsoTime, OfReplica, RunId, responses
-from dashboard.downloads import attachment
 from runs.queries import activity, findings, log_files
 
 router = Router(tags=["records"])
@@ -24,14 +23,6 @@ Text = Annotated[
 Level = Annotated[
     Literal["", "warning", "error"], Query(description="Only rows of this level or worse")
 ]
-_FILES: dict[str, Any] = {
-    "responses": {
-        200: {
-            "description": "The file",
-            "content": {kind.partition(";")[0]: {} for kind in log_files.CONTENT_TYPES.values()},
-        }
-    }
-}
 
 
 @router.get("/runs/{uuid:run_id}/findings", response=responses(list[Finding], but=(409, 413)))
@@ -64,7 +55,7 @@ def list_activity(
 @router.get(
     "/runs/{uuid:run_id}/logs.{format}",
     response={401: Problem, 403: Problem, 404: Problem, 422: Problem},
-    openapi_extra=_FILES,
+    openapi_extra=file_of(log_files.CONTENT_TYPES),
 )
 def get_log_file(
     request: HttpRequest,
@@ -77,8 +68,5 @@ def get_log_file(
     """All log lines that match the filters, oldest first, as text or JSON Lines."""
     run = run_to_see(request, run_id)
     body = log_files.log_file(run, format, replica=replica, level=level, text=text)
-    name = f"{slugify(run.name) or 'run'}-{str(run.pk)[:8]}-logs.{format}"
-    kind = log_files.CONTENT_TYPES[format]
-    response = attachment(request, body, name=name, content_type=kind, database=True)
-    response["Cache-Control"] = "no-store"
-    return response
+    name, kind = file_name(run, f"logs.{format}"), log_files.CONTENT_TYPES[format]
+    return rows_file(request, body, name=name, content_type=kind)

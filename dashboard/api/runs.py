@@ -21,7 +21,7 @@ from dashboard.api.auth import OPERATORS, reader, run_to_see, submitter
 from dashboard.api.document import RunDocument, draft_of
 from dashboard.api.parser import TOML, YAML
 from dashboard.api.problems import FieldProblem, Invalid, at
-from dashboard.api.types import NO_NUL, RunId, responses
+from dashboard.api.types import NO_NUL, OfOwner, OnBackend, RunId, SearchQuery, responses
 from dashboard.presentation.estimate import estimate
 from runs import permissions
 from runs.actions.group_info import info_of
@@ -67,12 +67,10 @@ class Plan(BaseModel):
 def list_runs(
     request: HttpRequest,
     state: Annotated[list[Literal[tuple(RunState.values)]], Query()] = [],  # type: ignore[valid-type]  # noqa: B006
-    owner: Annotated[str, Query(max_length=150, pattern=NO_NUL)] = "",
-    backend: Annotated[str, Query(max_length=32, pattern=NO_NUL)] = "",
+    owner: OfOwner = "",
+    backend: OnBackend = "",
     name: Annotated[str, Query(max_length=80, pattern=NO_NUL, description="Substring")] = "",
-    q: Annotated[
-        str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="Search query")
-    ] = "",
+    q: SearchQuery = "",
     before: Annotated[
         str | None, Query(pattern=PLACE, description="`next` of the previous page")
     ] = None,

@@ -8,14 +8,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from dashboard.api.problems import Problem
 from runs.models import Replica, Run
+from runs.queries import search
 
 NO_NUL = r"^[^\x00]*$"
 SMALL, LARGE = 2**31 - 1, 2**53
 
 RunId = Annotated[UUID, Path(description="The run's id")]
 Number = Annotated[int, Path(ge=0, le=SMALL, description="The replica's number in its run")]
-PoolId = Annotated[int, Path(ge=0, le=SMALL)]
+RowId = Annotated[int, Path(ge=0, le=SMALL)]
 After = Annotated[int, Query(ge=0, le=LARGE, description="Only rows with an id above this one")]
+OfOwner = Annotated[str, Query(max_length=150, pattern=NO_NUL)]
+OnBackend = Annotated[str, Query(max_length=32, pattern=NO_NUL)]
+SearchQuery = Annotated[
+    str, Query(max_length=search.LONGEST, pattern=NO_NUL, description="Search query")
+]
 OfReplica = Annotated[int | None, Query(ge=0, le=SMALL, description="Only of this replica")]
 
 
