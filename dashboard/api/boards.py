@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from django.http import Http404, HttpRequest
-from ninja import Path, Router, Status
-from ninja.errors import AuthorizationError
+from django.http import HttpRequest
+from ninja import Router, Status
 from pydantic import ConfigDict, Field
 
 from archipelago import board_rows as shared
+from dashboard.access import or_404
+from dashboard.api import shared_rows
 from dashboard.api.auth import keeper, reader
-from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from dashboard.api.types import NO_NUL, Body, RowId, responses
 from dashboard.presentation.curves import curves_body
 from runs.actions import boards as actions
-from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share, delete
+from runs.actions.shared_rows import NAME_LENGTH, visible
 from runs.models import Board
 from runs.queries import boards as queries
 from runs.queries import search
@@ -22,8 +23,6 @@ from runs.queries.boards import AXES, METRIC_LENGTH, MOST_PANELS, MOST_SMOOTH
 from runs.queries.comparison import MOST
 
 router = Router(tags=["boards"])
-
-BoardId = Annotated[int, Path(ge=0, le=SMALL)]
 
 
 class PanelBody(Body):
@@ -57,8 +56,7 @@ class BoardBody(Body):
 def list_boards(request: HttpRequest) -> Any:
     """The caller's own boards and shared ones, by name."""
     user = reader(request)
-    found = actions.boards_for(user)
-    return {"boards": [queries.board_row(board, user=user) for board in found]}
+    return {"boards": [queries.board_row(board, user=user) for board in visible(Board, user)]}
 
 
 @router.post("/boards", response=responses(shared.Board, status=201, but=(404,)))
@@ -68,13 +66,13 @@ def save_board(request: HttpRequest, body: BoardBody) -> Any:
 
 
 @router.get("/boards/{int:board_id}", response=responses(shared.BoardResults, but=(409, 413)))
-def get_board(request: HttpRequest, board_id: BoardId) -> Any:
+def get_board(request: HttpRequest, board_id: RowId) -> Any:
     """A board with the results of its runs."""
     return queries.results(_found(request, board_id), user=reader(request))
 
 
 @router.get("/boards/{int:board_id}/curves", response=responses(dict[str, Any], but=(409, 413)))
-def get_board_curves(request: HttpRequest, board_id: BoardId) -> Any:
+def get_board_curves(request: HttpRequest, board_id: RowId) -> Any:
     """``runs`` (id, name) and ``curves``: for each run and metric ``value`` with the columns
     ``tokens``, ``wall`` (seconds) and ``money`` (null if a price is unknown)."""
     found = _found(request, board_id)
@@ -83,40 +81,25 @@ def get_board_curves(request: HttpRequest, board_id: BoardId) -> Any:
 
 
 @router.put("/boards/{int:board_id}", response=responses(shared.Board))
-def change_board(request: HttpRequest, board_id: BoardId, body: BoardBody) -> Any:
+def change_board(request: HttpRequest, board_id: RowId, body: BoardBody) -> Any:
     """Replace the content of an own board."""
-    user, found = keeper(request), _found(request, board_id)
-    if found.owner_id != user.pk:
-        raise AuthorizationError(message=f"expected its owner {found.owner}, found {user}")
-    return _save(request, body, found)
+    return _save(request, body, shared_rows.own(Board, keeper(request), board_id))
 
 
 @router.delete("/boards/{int:board_id}", response=responses(shared.Boards, but=(409, 413)))
-def delete_board(request: HttpRequest, board_id: BoardId) -> Any:
+def delete_board(request: HttpRequest, board_id: RowId) -> Any:
     """Delete an own board, or as administrator any. Returns the remaining boards."""
-    user = keeper(request)
-    found = actions.board_to_delete(user, board_id)
-    if found is None:
-        raise Http404
-    if not can_delete(user, found):
-        raise AuthorizationError(
-            message=f"expected its owner {found.owner}, or an administrator, found {user}"
-        )
-    delete(found)
+    shared_rows.delete(request, Board, board_id)
     return list_boards(request)
 
 
 def _found(request: HttpRequest, board_id: int) -> Board:
-    found = actions.board_to_see(reader(request), board_id)
-    if found is None:
-        raise Http404
-    return found
+    return or_404(visible(Board, reader(request)).filter(pk=board_id).first())
 
 
 def _save(request: HttpRequest, body: BoardBody, board: Board | None) -> dict[str, Any]:
     user = keeper(request)
-    if body.shared and not can_share(user):
-        raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
+    shared_rows.check_shared(user, body.shared)
     values = body.model_dump(exclude={"panels"})
     panels = [queries.Panel(**panel.model_dump()) for panel in body.panels]
     saved = actions.save(user, panels=panels, board=board, **values)

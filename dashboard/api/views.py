@@ -3,31 +3,26 @@ share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
 from django.http import HttpRequest
-from ninja import Path, Router, Status
-from ninja.errors import AuthorizationError
+from ninja import Router, Status
 from pydantic import ConfigDict, Field
 
 from archipelago import rows as shared
-from dashboard.access import or_404
-from dashboard.api import rows
+from dashboard.api import rows, shared_rows
 from dashboard.api.auth import keeper, reader
-from dashboard.api.types import NO_NUL, SMALL, Body, responses
+from dashboard.api.types import NO_NUL, Body, RowId, responses
 from runs.actions import run_views
 from runs.actions import saved_views as service
-from runs.actions.shared_rows import NAME_LENGTH, can_delete, can_share, delete
+from runs.actions.shared_rows import NAME_LENGTH, visible
 from runs.models import RunView, SavedView
 from runs.queries import groups, panel_layout, search, table
 from runs.queries.listing import NEWEST, SORTS
 from runs.queries.panel_layout import PanelLayout
 
 router = Router(tags=["views"])
-
-V = TypeVar("V", SavedView, RunView)
-ViewId = Annotated[int, Path(ge=0, le=SMALL)]
 
 
 class View(Body):
@@ -51,7 +46,7 @@ class View(Body):
 def list_views(request: HttpRequest) -> Any:
     """The caller's own views and shared ones, by name."""
     user = reader(request)
-    return {"views": [service.row(view, user=user) for view in service.views_for(user)]}
+    return {"views": [service.row(view, user=user) for view in visible(SavedView, user)]}
 
 
 @router.post("/views", response=responses(shared.View, status=201, but=(404,)))
@@ -61,44 +56,23 @@ def save_view(request: HttpRequest, body: View) -> Any:
 
 
 @router.put("/views/{int:view_id}", response=responses(shared.View))
-def change_view(request: HttpRequest, view_id: ViewId, body: View) -> Any:
+def change_view(request: HttpRequest, view_id: RowId, body: View) -> Any:
     """Replace an own view."""
     user = keeper(request)
-    return _save(user, body, _own(user, service.views_for(user).filter(pk=view_id).first()))
+    return _save(user, body, shared_rows.own(SavedView, user, view_id))
 
 
 def _save(user: User, body: View, view: SavedView | None) -> dict[str, Any]:
     search.parse(body.query)
-    _check_shared(user, body.shared)
+    shared_rows.check_shared(user, body.shared)
     return service.row(service.save(user, view=view, **body.model_dump()), user=user)
 
 
-def _own(user: User, view: V | None) -> V:
-    view = or_404(view)
-    if view.owner_id != user.pk:
-        raise AuthorizationError(message=f"expected its owner {view.owner}, found {user}")
-    return view
-
-
-def _check_shared(user: User, asked: bool) -> None:
-    if asked and not can_share(user):
-        raise AuthorizationError(message=f"expected an operator, found {user}, a viewer")
-
-
 @router.delete("/views/{int:view_id}", response=responses(rows.Views, but=(409, 413)))
-def delete_view(request: HttpRequest, view_id: ViewId) -> Any:
+def delete_view(request: HttpRequest, view_id: RowId) -> Any:
     """Delete an own view, or as administrator any. Returns the remaining views."""
-    _delete(request, or_404(service.view_to_delete(keeper(request), view_id)))
+    shared_rows.delete(request, SavedView, view_id)
     return list_views(request)
-
-
-def _delete(request: HttpRequest, view: SavedView | RunView) -> None:
-    user = keeper(request)
-    if not can_delete(user, view):
-        raise AuthorizationError(
-            message=f"expected its owner {view.owner}, or an administrator, found {user}"
-        )
-    delete(view)
 
 
 class RunViewBody(Body):
@@ -122,7 +96,7 @@ class RunViewBody(Body):
 def list_run_views(request: HttpRequest) -> Any:
     """Saved views of the run page, the caller's own and shared ones, by name."""
     user = reader(request)
-    return {"views": [run_views.row(view, user=user) for view in run_views.views_for(user)]}
+    return {"views": [run_views.row(view, user=user) for view in visible(RunView, user)]}
 
 
 @router.post("/run-views", response=responses(shared.RunView, status=201, but=(404,)))
@@ -133,22 +107,21 @@ def save_run_view(request: HttpRequest, body: RunViewBody) -> Any:
 
 
 @router.put("/run-views/{int:view_id}", response=responses(shared.RunView))
-def change_run_view(request: HttpRequest, view_id: ViewId, body: RunViewBody) -> Any:
+def change_run_view(request: HttpRequest, view_id: RowId, body: RunViewBody) -> Any:
     """Replace an own view of runs."""
     user = keeper(request)
-    view = _own(user, run_views.views_for(user).filter(pk=view_id).first())
-    return _save_run_view(user, body, view)
+    return _save_run_view(user, body, shared_rows.own(RunView, user, view_id))
 
 
 def _save_run_view(user: User, body: RunViewBody, view: RunView | None) -> dict[str, Any]:
     layout = PanelLayout(**body.model_dump(exclude={"name", "shared"}))
-    _check_shared(user, body.shared)
+    shared_rows.check_shared(user, body.shared)
     saved = run_views.save(user, layout, name=body.name, shared=body.shared, view=view)
     return run_views.row(saved, user=user)
 
 
 @router.delete("/run-views/{int:view_id}", response=responses(rows.RunViews, but=(409, 413)))
-def delete_run_view(request: HttpRequest, view_id: ViewId) -> Any:
+def delete_run_view(request: HttpRequest, view_id: RowId) -> Any:
     """Delete an own view of runs, or as administrator any. Returns the remaining views."""
-    _delete(request, or_404(run_views.view_to_delete(keeper(request), view_id)))
+    shared_rows.delete(request, RunView, view_id)
     return list_run_views(request)

@@ -8,20 +8,20 @@ from __future__ import annotations
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.access import or_404
 from dashboard.forms.board import BoardForm, PanelRow, errors_of, panel_rows, panels_in
 from dashboard.live.cursor import follows_stream
 from dashboard.presentation.curves import curves_body
 from dashboard.views.access import reader
 from dashboard.views.compare import tables
 from runs.actions import boards as actions
-from runs.actions.shared_rows import can_delete, can_share
-from runs.actions.shared_rows import delete as delete_row
+from runs.actions import shared_rows
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.models import Board, Run
 from runs.queries import boards as queries
@@ -34,7 +34,7 @@ from runs.queries.comparison import MOST
 @never_cache
 def boards(request: HttpRequest) -> HttpResponse:
     user = reader(request)
-    rows = [queries.board_row(board, user=user) for board in actions.boards_for(user)]
+    rows = [queries.board_row(board, user=user) for board in shared_rows.visible(Board, user)]
     return render(request, "boards/boards.html", {"boards": rows})
 
 
@@ -58,7 +58,7 @@ def board(request: HttpRequest, board_id: int) -> HttpResponse:
             }
             for number, panel in enumerate(panels, start=1)
         ],
-        "can_delete": can_delete(user, found),
+        "can_delete": shared_rows.can_delete(user, found),
         "most": MOST,
         "now": timezone.now(),
     }
@@ -121,21 +121,16 @@ def edit(request: HttpRequest, board_id: int) -> HttpResponse:
 @require_POST
 def delete(request: HttpRequest, board_id: int) -> HttpResponse:
     user = reader(request)
-    found = actions.board_to_delete(user, board_id)
-    if found is None:
-        raise Http404
-    if not can_delete(user, found):
+    found = or_404(shared_rows.to_delete(Board, user, board_id))
+    if not shared_rows.can_delete(user, found):
         raise PermissionDenied("Only its owner or an administrator can delete a board.")
-    delete_row(found)
+    shared_rows.delete(found)
     messages.success(request, f"Board {found.name} deleted.")
     return redirect("boards")
 
 
 def _found(request: HttpRequest, board_id: int) -> Board:
-    found = actions.board_to_see(reader(request), board_id)
-    if found is None:
-        raise Http404
-    return found
+    return or_404(shared_rows.visible(Board, reader(request)).filter(pk=board_id).first())
 
 
 def _runs(user: User, ids: list[str]) -> list[Run]:
@@ -185,7 +180,7 @@ def _form(
             for name in ("runs", "panels")
         },
         "board": board,
-        "can_share": can_share(request.user),
+        "can_share": shared_rows.can_share(request.user),
         "most_smooth": queries.MOST_SMOOTH,
     }
     status = 200 if refused is None else 422

@@ -52,7 +52,7 @@ def save(request: HttpRequest) -> HttpResponse:
 def view(request: HttpRequest, view_id: int) -> HttpResponse:
     """``do`` is ``change`` (name, shared), ``replace`` (with the current list) or ``delete``."""
     address = _here(request)
-    saved = or_404(service.view_to_delete(reader(request), view_id))
+    saved = or_404(shared_rows.to_delete(SavedView, reader(request), view_id))
 
     def replace() -> None:
         service.replace(
@@ -89,7 +89,7 @@ def save_run_view(request: HttpRequest, run_id: Any) -> HttpResponse:
 def run_view(request: HttpRequest, run_id: Any, view_id: int) -> HttpResponse:
     """As :func:`view`; ``replace`` stores the panels of the page."""
     run = run_to_see(request, run_id)
-    saved = or_404(run_views.view_to_delete(reader(request), view_id))
+    saved = or_404(shared_rows.to_delete(RunView, reader(request), view_id))
 
     def replace() -> None:
         run_views.replace(saved, PanelLayout.of(_query(request)))

@@ -12,15 +12,15 @@ from django.urls import reverse
 
 from dashboard.list_address import ListAddress
 from runs import permissions
-from runs.actions import run_views, saved_views
+from runs.actions import shared_rows
 from runs.actions.shared_rows import S
-from runs.models import Run
+from runs.models import Run, RunView, SavedView
 from runs.queries.panel_layout import PanelLayout
 
 
 def list_view_menu(request: HttpRequest, address: ListAddress) -> dict[str, Any]:
     """Context of the menu on the runs list; the view that is displayed is marked."""
-    views = _with_owners(saved_views.views_for(request.user))
+    views = _with_owners(shared_rows.visible(SavedView, request.user))
     rows = []
     for view, can_delete in _deletable(request.user, views):
         view_address = ListAddress.of_view(view)
@@ -32,7 +32,7 @@ def list_view_menu(request: HttpRequest, address: ListAddress) -> dict[str, Any]
 
 def run_view_menu(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Context of the menu on the run page; its script marks the view that is displayed."""
-    views = _with_owners(run_views.views_for(request.user))
+    views = _with_owners(shared_rows.visible(RunView, request.user))
     rows = [
         _row(request.user, view, can_delete)
         | {

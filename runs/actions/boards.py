@@ -9,8 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import QuerySet
+from django.contrib.auth.models import User
 
 from runs.actions import shared_rows
 from runs.exceptions import InvalidRun
@@ -19,20 +18,6 @@ from runs.queries import selectors
 from runs.queries.boards import MOST_PANELS, Panel
 from runs.queries.comparison import MOST
 from runs.queries.search import BadQuery, parse
-
-
-def boards_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Board]:
-    """A user's own boards and the shared ones, by name."""
-    return shared_rows.visible(Board.objects.all(), user)
-
-
-def board_to_see(user: AbstractBaseUser | AnonymousUser, board_id: int) -> Board | None:
-    return boards_for(user).filter(pk=board_id).first()
-
-
-def board_to_delete(user: User, board_id: int) -> Board | None:
-    """The board if ``user`` can see it; an administrator also sees private boards of others."""
-    return shared_rows.to_delete(Board.objects.all(), user).filter(pk=board_id).first()
 
 
 def save(
@@ -50,11 +35,7 @@ def save(
     It shows ``runs``, or without any the newest ones that match ``query``. Raises
     :class:`InvalidRun` for an invalid field, and :class:`~runs.exceptions.ActionRefused`.
     """
-    if board is None:
-        shared_rows.check_number(Board, owner)
-        board = Board(owner=owner)
-    shared_rows.set_name(board, name)
-    shared_rows.set_shared(board, shared)
+    board = shared_rows.named(Board, owner, board, name=name, shared=shared)
     board.runs = _checked_runs(owner, runs)
     board.query = _checked_query(query, board.runs)
     board.panels = _checked_panels(panels)

@@ -8,24 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import QuerySet
+from django.contrib.auth.models import User
 
 from archipelago import rows
 from runs.actions import shared_rows
 from runs.json_values import row_of
 from runs.models import RunView
 from runs.queries.panel_layout import PanelLayout
-
-
-def views_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[RunView]:
-    """A user's own views and the shared ones, by name."""
-    return shared_rows.visible(RunView.objects.all(), user)
-
-
-def view_to_delete(user: User, view_id: int) -> RunView | None:
-    """The view if ``user`` can see it; an administrator also sees private views of others."""
-    return shared_rows.to_delete(RunView.objects.all(), user).filter(pk=view_id).first()
 
 
 def save(
@@ -37,12 +26,7 @@ def save(
     view: RunView | None = None,
 ) -> RunView:
     """Save a new view, or replace ``view``. Raises :class:`~runs.exceptions.ActionRefused`."""
-    if view is None:
-        shared_rows.check_number(RunView, owner)
-        view = RunView(owner=owner)
-    shared_rows.set_name(view, name)
-    shared_rows.set_shared(view, shared)
-    return replace(view, layout)
+    return replace(shared_rows.named(RunView, owner, view, name=name, shared=shared), layout)
 
 
 def replace(view: RunView, layout: PanelLayout) -> RunView:

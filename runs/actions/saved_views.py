@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
-from django.db.models import QuerySet
+from django.contrib.auth.models import User
 
 from archipelago import rows
 from runs.actions import shared_rows
@@ -20,16 +19,6 @@ from runs.models import SavedView
 from runs.queries import groups, table
 from runs.queries.listing import Order
 from runs.queries.search import BadQuery, parse
-
-
-def views_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[SavedView]:
-    """A user's own views and the shared ones, by name."""
-    return shared_rows.visible(SavedView.objects.all(), user)
-
-
-def view_to_delete(user: User, view_id: int) -> SavedView | None:
-    """The view if ``user`` can see it; an administrator also sees private views of others."""
-    return shared_rows.to_delete(SavedView.objects.all(), user).filter(pk=view_id).first()
 
 
 def save(
@@ -45,38 +34,14 @@ def save(
     view: SavedView | None = None,
 ) -> SavedView:
     """Save a new view, or replace ``view``. Raises :class:`ActionRefused` for invalid values."""
-    if view is None:
-        shared_rows.check_number(SavedView, owner)
-        view = SavedView(owner=owner)
-    shared_rows.set_name(view, name)
-    shared_rows.set_shared(view, shared)
-    _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
-    return shared_rows.store(view)
+    view = shared_rows.named(SavedView, owner, view, name=name, shared=shared)
+    return replace(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
 
 
 def replace(
-    view: SavedView,
-    *,
-    query: str,
-    sort: str,
-    columns: Iterable[str],
-    differing: bool,
-    group: str = "",
+    view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool, group: str
 ) -> SavedView:
     """Replace the content of a view."""
-    _show(view, query=query, sort=sort, columns=columns, differing=differing, group=group)
-    return shared_rows.store(view)
-
-
-def row(view: SavedView, *, user: User) -> dict[str, Any]:
-    """The view as the API returns it."""
-    owner = view.owner.get_username()
-    return row_of(rows.View, view, owner=owner, mine=view.owner_id == user.pk)
-
-
-def _show(
-    view: SavedView, *, query: str, sort: str, columns: Iterable[str], differing: bool, group: str
-) -> None:
     query = query.strip()
     try:
         parse(query)
@@ -87,3 +52,10 @@ def _show(
     view.columns = [] if picked == table.DEFAULT else list(picked)
     view.differing = differing
     view.group = group if group in groups.BY else ""
+    return shared_rows.store(view)
+
+
+def row(view: SavedView, *, user: User) -> dict[str, Any]:
+    """The view as the API returns it."""
+    owner = view.owner.get_username()
+    return row_of(rows.View, view, owner=owner, mine=view.owner_id == user.pk)

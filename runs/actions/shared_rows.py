@@ -31,19 +31,23 @@ KINDS: dict[type[Any], tuple[str, str]] = {
 """The nouns in messages for one row of a model and for several."""
 
 
-def visible(rows: QuerySet[S], user: AbstractBaseUser | AnonymousUser) -> QuerySet[S]:
+def visible(model: type[S], user: AbstractBaseUser | AnonymousUser) -> QuerySet[S]:
     """A user's own rows and the shared ones, by name."""
+    rows = _rows(model)
     if not isinstance(user, User) or not permissions.can_view(user):
         return rows.none()
-    rows = rows.select_related("owner")
     return rows.filter(Q(owner=user) | Q(shared=True)).order_by("name", "pk")
 
 
-def to_delete(rows: QuerySet[S], user: User) -> QuerySet[S]:
-    """The rows that ``user`` sees; for an administrator also private rows of others.
-    :func:`can_delete` decides whether one can be deleted."""
-    every = rows.select_related("owner")
-    return every if permissions.has_role(user, "admin") else visible(rows, user)
+def to_delete(model: type[S], user: User, pk: int) -> S | None:
+    """The row if ``user`` can see it; an administrator also sees private rows of others.
+    :func:`can_delete` decides whether it can be deleted."""
+    is_admin = permissions.has_role(user, "admin")
+    return (_rows(model) if is_admin else visible(model, user)).filter(pk=pk).first()
+
+
+def _rows(model: type[S]) -> QuerySet[S]:
+    return QuerySet(model).select_related("owner")
 
 
 def can_share(user: AbstractBaseUser | AnonymousUser) -> bool:
@@ -54,16 +58,21 @@ def can_delete(user: User, row: Shared) -> bool:
     return row.owner_id == user.pk or permissions.has_role(user, "admin")
 
 
-def check_number(model: type[S], owner: User) -> None:
-    """Refuse one more row of a user who has :data:`PER_PERSON`."""
-    if model.objects.filter(owner=owner).count() >= PER_PERSON:
-        _, several = KINDS[model]
-        raise ActionRefused(
-            f"expected at most {PER_PERSON} {several}, found that many: delete some"
-        )
+def named(model: type[S], owner: User, row: S | None, *, name: str, shared: bool) -> S:
+    """``row``, or a new one of ``owner``, with a name and whether it is shared; not saved."""
+    if row is None:
+        if model._default_manager.filter(owner=owner).count() >= PER_PERSON:
+            _, several = KINDS[model]
+            raise ActionRefused(
+                f"expected at most {PER_PERSON} {several}, found that many: delete some"
+            )
+        row = model(owner=owner)
+    _set_name(row, name)
+    _set_shared(row, shared)
+    return row
 
 
-def set_name(row: Shared, name: str) -> None:
+def _set_name(row: Shared, name: str) -> None:
     name = " ".join(name.split())
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
         raise ActionRefused(
@@ -80,7 +89,7 @@ def _taken(row: Shared, name: str) -> ActionRefused:
     return ActionRefused(f"expected a name that none of your {several} has, found {name!r}")
 
 
-def set_shared(row: Shared, shared: bool) -> None:
+def _set_shared(row: Shared, shared: bool) -> None:
     if shared and not row.shared and not can_share(row.owner):
         kind, _ = KINDS[type(row)]
         raise ActionRefused(f"only operators and administrators can share a {kind}")
@@ -89,9 +98,7 @@ def set_shared(row: Shared, shared: bool) -> None:
 
 def change(row: S, *, name: str, shared: bool) -> S:
     """Rename a row, share it, or stop sharing it."""
-    set_name(row, name)
-    set_shared(row, shared)
-    return store(row)
+    return store(named(type(row), row.owner, row, name=name, shared=shared))
 
 
 def store(row: S) -> S:
