@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from bench.support.segments import every_segment
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
 from diloco.exchange.payload import PayloadInfo, PayloadWriter
@@ -30,7 +31,6 @@ from diloco.model.flat_parameters import Layout
 from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import OuterOptimizer, WeightedSum, digest, l2_norm
 from diloco.protocol.group_document import GroupDocument
-from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import ByteGPTWorkload

@@ -27,9 +27,9 @@ import torch
 from torch import nn
 
 from bench.support.processes import in_processes, meet, somewhere
+from bench.support.segments import every_segment
 from diloco.group import join
 from diloco.init import create_group
-from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import RoundReport, Segment
 from diloco.store.open import open_store

@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bench.support.segments import every_segment
 from diloco.protocol import keys
 from diloco.protocol.packed_rounds import PackedRounds
-from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.records import Commit, ContributionRecord, Identity, Plan
 from diloco.protocol.telemetry import Segment
 from diloco.store.base import Store

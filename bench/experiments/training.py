@@ -30,11 +30,11 @@ from typing import Any
 import torch
 
 from bench.experiments.arms import BATCH, CONTEXT, EVALUATIONS, GROUP, Arm, dropped
+from bench.support.segments import every_segment
 from diloco.group import Group, join
 from diloco.init import create_group
 from diloco.model.inner_state import optimizers_of
 from diloco.protocol import keys
-from diloco.protocol.packed_telemetry import every_segment
 from diloco.protocol.records import Commit, ContributionRecord, Heartbeat, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment

@@ -194,11 +194,6 @@ def tokens_of(shard: Shard, data: bytes, index: ShardIndex) -> npt.NDArray[Any]:
     return tokens
 
 
-def document_ends(shard: Shard, data: bytes, index: ShardIndex) -> npt.NDArray[np.uint32]:
-    """Return the position after the last token of each document of a checked shard."""
-    return np.frombuffer(data, "<u4", offset=shard.tokens * index.dtype.itemsize)
-
-
 # -- parsing ---------------------------------------------------------------------------------------
 
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
 from diloco.protocol import keys
 from diloco.protocol.reading import READS
 from diloco.protocol.record_base import MEBIBYTE, BadRecord, Record
-from diloco.protocol.telemetry import Segment
 from diloco.store.base import MissingKey, NotAnObject, ObjectTooLarge, Store
 
 log = logging.getLogger(__name__)
@@ -124,21 +123,6 @@ def read_pack(store: Store, replica: int, incarnation: str, n: int) -> dict[int,
     raise error
 
 
-def read_segment(store: Store, replica: int, incarnation: str, n: int, *, limit: int) -> bytes:
-    """Return the bytes of segment ``n``, packed or not.
-
-    Raises :class:`~diloco.store.base.MissingKey` and :class:`BadRecord`.
-    """
-    key = keys.telemetry(replica, incarnation, n)
-    try:
-        return store.get(key, limit=limit)
-    except MissingKey:
-        segments = read_pack(store, replica, incarnation, n)
-        if n not in segments:
-            raise
-        return segments[n]
-
-
 def next_segment(store: Store, replica: int, incarnation: str, n: int) -> int:
     """Return the smallest number from ``n`` on that a listing has, alone or as the first of a pack;
     0 without one. Old segments are deleted, so the numbers of a process can begin later than at 1.
@@ -147,19 +131,3 @@ def next_segment(store: Store, replica: int, incarnation: str, n: int) -> int:
     names = (info.key for info in chain.from_iterable(pages))
     parsed = (keys.parse_telemetry(name) or keys.parse_telemetry_pack(name) for name in names)
     return min((name[2] for name in parsed if name and name[2] >= n), default=0)
-
-
-def every_segment(store: Store) -> Iterator[bytes]:
-    """Yield the bytes of all segments, packed or not, by process and number. Raises
-    :class:`BadRecord` for a damaged pack."""
-    found: dict[tuple[int, str, int], bytes] = {}
-    for info in store.list(keys.TELEMETRY):
-        if (name := keys.parse_telemetry_pack(info.key)) is not None:
-            replica, incarnation, first = name
-            packed = read_pack(store, replica, incarnation, first)
-            found |= {(replica, incarnation, n): data for n, data in packed.items()}
-    for info in store.list(keys.TELEMETRY):
-        if (name := keys.parse_telemetry(info.key)) is not None:
-            found[name] = store.get(info.key, limit=Segment.LIMIT)
-    for name in sorted(found):
-        yield found[name]

@@ -10,19 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.support.segments import every_segment
 from diloco.inspection.reader import Reader
 from diloco.inspection.telemetry import _newest
 from diloco.protocol import keys
 from diloco.protocol.packed_telemetry import (
     BLOCK,
     LENGTH_BYTES,
-    every_segment,
     keys_of_block,
     next_segment,
     pack,
     pack_key,
     read_pack,
-    read_segment,
     unpack,
 )
 from diloco.protocol.records import BadRecord, Identity
@@ -43,12 +42,23 @@ def write_all(store: LocalStore, numbers: Iterable[int], incarnation: str = OLD)
         write(store, n, incarnation)
 
 
+def read_segment(store: LocalStore, incarnation: str, n: int) -> bytes:
+    """Segment ``n``, packed or not, as a reader finds it."""
+    try:
+        return store.get(keys.telemetry(1, incarnation, n), limit=Segment.LIMIT)
+    except MissingKey:
+        segments = read_pack(store, 1, incarnation, n)
+        if n not in segments:
+            raise
+        return segments[n]
+
+
 def numbers_read(store: LocalStore, most: int, incarnation: str = OLD) -> list[int]:
     """Read as a reader does: the next number until it is missing."""
     found = []
     for n in range(1, most + 1):
         try:
-            data = read_segment(store, 1, incarnation, n, limit=Segment.LIMIT)
+            data = read_segment(store, incarnation, n)
         except MissingKey:
             break
         found.append(Segment.from_bytes(data).n)
@@ -200,7 +210,7 @@ def test_a_reader_between_two_segments_does_not_notice(store: Dying) -> None:
     write_all(store, range(1, BLOCK + 1))
     assert numbers_read(store, 10) == list(range(1, 11))
     pack_block(store, 1, OLD, range(1, BLOCK + 1))
-    data = read_segment(store, 1, OLD, 11, limit=Segment.LIMIT)
+    data = read_segment(store, OLD, 11)
     assert Segment.from_bytes(data).n == 11
 
 
