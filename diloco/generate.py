@@ -24,11 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from diloco.command_line import add_common_options
 from diloco.error_lines import print_error
 from diloco.errors import ReplicaError
+from diloco.evaluation.weights import load_into
 from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.workload import STDLIB, ByteGPTWorkload
@@ -76,7 +75,7 @@ def load_result(store: Store) -> Result:
     except ReplicaError as error:
         raise ValueError(str(error)) from None
     model = model_from_config(config)
-    _load(model, tensors)
+    load_into(model, tensors)
     return Result(model=model, run=document.name, round=round, final=final is not None)
 
 
@@ -90,17 +89,6 @@ def _config(data: bytes) -> Mapping[str, Any]:
             "is not in the bucket. Sample in the loop, from the model that holds the final weights"
         )
     return config
-
-
-def _load(model: ByteGPT, tensors: Mapping[str, Tensor]) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(expected.keys() | actual.keys()):
-        if expected.get(name) != actual.get(name):
-            raise ValueError(
-                f"weights: expected {name} of shape {expected.get(name)}, found {actual.get(name)}"
-            )
-    model.load_state_dict(dict(tensors))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ is delivered again with the same numbers and the same content, and every tracker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -22,6 +23,16 @@ BATCH_VALUES = 1000
 
 class TrackerError(Exception):
     """The tracker could not be reached or refused the data. The message has no secret."""
+
+
+def json_number(value: float) -> float | str:
+    """A number, or a text for a value that JSON lacks, as MLflow (protobuf's JSON form,
+    https://protobuf.dev/programming-guides/json/) and trackio have them."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ between its creation and the answer."""
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from diloco.trackers.base import (
     Outcome,
     TrackerError,
     TrackerRow,
+    json_number,
 )
 from diloco.trackers.http import HttpError, JsonClient, default_open
 
@@ -73,7 +73,7 @@ class MLflowTracker:
         metrics = [
             {
                 "key": name,
-                "value": _number(value),
+                "value": json_number(value),
                 "timestamp": round(row.wall_s * 1000),
                 "step": row.step,
             }
@@ -143,16 +143,6 @@ def _id(answer: Any, *path: str | int) -> str:
     if not isinstance(answer, str | int) or not _ID.fullmatch(str(answer)):
         raise TrackerError(f"expected an answer of MLflow with {path[-1]}, found another")
     return str(answer)
-
-
-def _number(value: float) -> float | str:
-    """A double of protobuf's JSON form, which has texts for values that JSON lacks
-    (https://protobuf.dev/programming-guides/json/)."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _authorization(secrets: Mapping[str, str]) -> dict[str, str]:

@@ -5,13 +5,12 @@ already."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from diloco.trackers.base import MirroredRun, Open, Outcome, TrackerError, TrackerRow
+from diloco.trackers.base import MirroredRun, Open, Outcome, TrackerError, TrackerRow, json_number
 from diloco.trackers.http import JsonClient, default_open
 
 
@@ -57,7 +56,7 @@ class TrackioTracker:
                 "project": self._project,
                 "run": run.name,
                 "run_id": run.id,
-                "metrics": {name: _value(value) for name, value in row.named_values().items()},
+                "metrics": {name: json_number(value) for name, value in row.named_values().items()},
                 "step": row.step,
                 "config": state.get("config") if row.number == 0 else None,
                 "log_id": f"{run.id}-{row.number}",
@@ -76,12 +75,3 @@ class TrackioTracker:
 
     def url(self, state: Mapping[str, Any]) -> str:
         return f"{self._server}/?project={quote(self._project, safe='')}"
-
-
-def _value(value: float) -> float | str:
-    """A number, or a text as trackio itself stores values that JSON lacks."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
