@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from diloco.codecs import Codec
 from diloco.exchange.checked_blocks import BadPayload
@@ -32,10 +32,10 @@ UPLOADS = 3
 """Attempts to upload a payload that the store damages."""
 
 
-def bytes_to_verify(environment: Mapping[str, str] = os.environ) -> int:
+def bytes_to_verify() -> int:
     """Return the bytes of each payload to read back. Raises :class:`ValueError` for an invalid
     environment variable."""
-    text = environment.get(VERIFY_UPLOAD_BYTES, "")
+    text = os.environ.get(VERIFY_UPLOAD_BYTES, "")
     if not text:
         return DEFAULT_BYTES
     if not text.isdecimal():

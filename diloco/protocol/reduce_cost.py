@@ -233,8 +233,6 @@ def cheapest_plan(
     syncer: bool,
     topk: int = DEFAULT_TOPK,
     mean_codec: str = FULL_MEAN,
-    bandwidth: float = BANDWIDTH,
-    latency_s: float = LATENCY_S,
 ) -> str:
     """Return the plan with the shortest transfer time for a replica; of equal ones the simplest.
 
@@ -250,13 +248,13 @@ def cheapest_plan(
             topk=topk,
             mean_codec=mean_codec,
         )
-        total_s = cost.seconds(bandwidth=bandwidth, latency_s=latency_s)
+        total_s = cost.seconds(bandwidth=BANDWIDTH, latency_s=LATENCY_S)
         if mode == SYNCER:
             syncer = syncer_cost(
                 numel=numel, codec=codec, replicas=replicas, topk=topk, mean_codec=mean_codec
             )
             total_s += syncer.seconds(
-                bandwidth=SYNCER_SPEED * bandwidth, latency_s=latency_s / SYNCER_SPEED
+                bandwidth=SYNCER_SPEED * BANDWIDTH, latency_s=LATENCY_S / SYNCER_SPEED
             )
         return total_s
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from diloco.clock import Clock, SystemClock
+from diloco.clock import SystemClock
 from diloco.errors import ModelMismatch, ReplicaError
 from diloco.model import named_parameters
 from diloco.model.comparison import described, first_difference
@@ -84,9 +84,8 @@ class Ranks:
         *,
         exchange: CommandChannel,
         storage: CommandChannel,
-        clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self.channel = channel
         self.exchange = exchange
         self.storage = storage

@@ -177,12 +177,11 @@ class SlicedLayout(Layout):
         whole: Tensor,
         fragment: int | None = None,
         channel: CommandChannel | None = None,
-        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Return the elements of the leader's vector ``whole``, of ``dtype``, that this rank holds.
+        """Return the elements of the leader's fp32 vector ``whole`` that this rank holds.
         ``channel`` replaces the layout's own."""
         channel = channel or self._channel
-        held = torch.empty(self.held_span(fragment).numel, dtype=dtype)
+        held = torch.empty(self.held_span(fragment).numel)
         for index in self._indices(fragment):
             own = self._held_part(held, index, fragment)
             if not channel.is_leader:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from diloco.clock import Clock
@@ -46,11 +46,9 @@ RUN_HAS_TRAINED = "DILOCO_RUN_HAS_TRAINED"
 permitted every operation then, so a denial is an outage from the start."""
 
 
-def permitted_before(environment: Mapping[str, str] | None = None) -> set[str]:
-    """Return the kinds of operation that earlier processes of this run were permitted, according to
-    ``environment`` (default: ``os.environ``)."""
-    variables = os.environ if environment is None else environment
-    return {READ, LIST, WRITE} if variables.get(RUN_HAS_TRAINED) == "1" else set()
+def permitted_before() -> set[str]:
+    """Return the kinds of operation that earlier processes of this run were permitted."""
+    return {READ, LIST, WRITE} if os.environ.get(RUN_HAS_TRAINED) == "1" else set()
 
 
 class _Progress:

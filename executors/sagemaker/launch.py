@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -33,20 +33,11 @@ DESCRIBE_RETRIES = 3
 class Launcher:
     """Creates training jobs. Thread-safe, like its clients."""
 
-    def __init__(
-        self,
-        clients: Clients,
-        jobs: Jobs,
-        config: ExecutorConfig,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, clients: Clients, jobs: Jobs, config: ExecutorConfig) -> None:
         self._clients = clients
         self._jobs = jobs
         self._config = config
-        self._sleep = sleep
-        self._clock = clock
+        self._sleep = time.sleep
 
     def start(
         self,
@@ -96,7 +87,7 @@ class Launcher:
     def _create(self, region: str, request: Mapping[str, Any]) -> bool:
         """Create the job. Returns False if a job of that name exists."""
         client = self._clients.get("sagemaker", region)
-        until = self._clock() + THROTTLED_S
+        until = time.monotonic() + THROTTLED_S
         while True:
             with aws_errors():
                 try:
@@ -105,7 +96,7 @@ class Launcher:
                 except ClientError as error:
                     if code_of(error) == "ResourceInUse":
                         return False
-                    if code_of(error) not in BUSY or self._clock() > until:
+                    if code_of(error) not in BUSY or time.monotonic() > until:
                         raise
             self._sleep(random.uniform(0.5, 2.0))
 

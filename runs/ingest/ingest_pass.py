@@ -216,7 +216,7 @@ class _Pass:
         self.changes.run = True
 
 
-def ingest_run(run_id: str, *, budget: Budget | None = None) -> bool:
+def ingest_run(run_id: str) -> bool:
     """Run one pass. Return False if the changes could not be published to the pages.
 
     Does not raise for the content of a bucket or for an unavailable store.
@@ -234,7 +234,7 @@ def ingest_run(run_id: str, *, budget: Budget | None = None) -> bool:
             store = store.with_record_timeout()
         quarantine = Quarantine(run, now=now, careful=state.careful)
         ingest_pass = _Pass(run, state, store, now, quarantine, changes=changes)
-        ingest_pass.read(budget or Budget())
+        ingest_pass.read(Budget())
         ingest_pass.back_off_listings()
     except PassTimeout as error:
         logger.warning("run %s: %s; the next pass goes on", run.pk, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -112,7 +112,7 @@ def _incarnations(listed: Iterable[ObjectInfo]) -> dict[int, list[str]]:
 
 
 def _list_each(
-    store: Store, known: Mapping[int, str], *, clock: Callable[[], float] = time.monotonic
+    store: Store, known: Mapping[int, str]
 ) -> tuple[dict[int, list[str]], dict[int, str]]:
     """List replicas one by one: their incarnations, and the replicas whose listing is too long.
 
@@ -120,10 +120,10 @@ def _list_each(
     """
     names: dict[int, list[str]] = {}
     flooded: dict[int, str] = {}
-    until_s = clock() + MEMBERS_S
+    until_s = time.monotonic() + MEMBERS_S
     for replica, newest in sorted(known.items())[:MAX_REPLICAS]:
         names[replica] = [newest] if newest else []
-        if clock() > until_s:
+        if time.monotonic() > until_s:
             continue
         try:
             listed = store.list(keys.member(replica), limit=MEMBER_LISTED)

@@ -125,9 +125,9 @@ class Difference:
     """Whether each value equals that of the baseline, the first run."""
 
 
-def measured(runs: Sequence[Run], now: datetime | None = None) -> list[dict[str, float | None]]:
+def measured(runs: Sequence[Run]) -> list[dict[str, float | None]]:
     """Values of :data:`MEASURES` for each run from :func:`runs.queries.selectors.runs_for`."""
-    now = now or timezone.now()
+    now = timezone.now()
     best = {
         run: (eval_loss, loss)
         for run, eval_loss, loss in Round.objects.filter(run__in=runs)

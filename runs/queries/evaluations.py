@@ -48,12 +48,12 @@ def plan_row(plan: EvaluationPlan, series: list[str]) -> dict[str, Any]:
     )
 
 
-def evaluation_rows(run: Run, *, limit: int = SHOWN) -> list[dict[str, Any]]:
+def evaluation_rows(run: Run) -> list[dict[str, Any]]:
     """Rows of the evaluations of a run, newest round first."""
     found = Evaluation.objects.filter(run=run, plan__enabled=True).select_related("plan")
     newest = found.order_by("-round", "plan_id")
     annotated = newest.annotate(count=Count("attempts"), cost=Sum("attempts__cost_usd"))
-    return [_row(row) for row in annotated[:limit]]
+    return [_row(row) for row in annotated[:SHOWN]]
 
 
 def _row(row: Any) -> dict[str, Any]:

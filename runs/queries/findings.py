@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
@@ -233,7 +232,7 @@ def _straggler(run: RunFacts, rounds: Sequence[RoundFacts]) -> list[Finding]:
     return [_finding("straggler", "info", message, **more)]
 
 
-def of_run(run: Run, *, now: datetime | None = None) -> list[dict[str, Any]]:
+def of_run(run: Run) -> list[dict[str, Any]]:
     """Findings of a run from :func:`runs.queries.selectors.runs_for`, as rows. The number of
     queries does not depend on the number of replicas or rounds."""
     annotated: Any = run
@@ -248,7 +247,7 @@ def of_run(run: Run, *, now: datetime | None = None) -> list[dict[str, Any]]:
         cost_usd=run.cost_usd,
         budget_usd=run.budget_usd,
         committed=run.committed_rounds,
-        silent_s=((now or timezone.now()) - seen).total_seconds() if seen else None,
+        silent_s=(timezone.now() - seen).total_seconds() if seen else None,
         checkpoint_every=run.settings.checkpoint_every,
         checkpoint_round=newest,
         round_s=run.round_s,

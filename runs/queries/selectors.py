@@ -373,10 +373,10 @@ def series_of(run: Run) -> list[tuple[str, int | None]]:
     return charts.names_of(run)
 
 
-def all_points(run: Run, *, max_points: int = SNAPSHOT_POINTS) -> list[dict[str, Any]]:
+def all_points(run: Run) -> list[dict[str, Any]]:
     """Columns of every series of the run, in a constant number of queries."""
     names = series_of(run)
-    each = max(min(max_points, ALL_POINTS // max(len(names), 1)), 8)
+    each = max(min(SNAPSHOT_POINTS, ALL_POINTS // max(len(names), 1)), 8)
     curves = charts.read(run, names, charts.Window(max_points=each))
     return [c.points.to_json(series=c.series, replica=c.owner, total=c.total) for c in curves]
 

@@ -109,14 +109,14 @@ def _leave_queue(run: Run, to: RunState, reason: str) -> None:
         transition(run, to, reason=reason)
 
 
-def launch_pool(pool_id: int, *, threads: int = THREADS) -> None:
+def launch_pool(pool_id: int) -> None:
     """Launch the pool's waiting replicas in parallel: a backend can take seconds for each, and one
     that hangs must not block every worker.
 
     Raises :class:`LaunchLater` if some have to be retried.
     """
     waiting = Replica.objects.filter(pool_id=pool_id, state__in=_TO_LAUNCH)
-    with ThreadPoolExecutor(threads, thread_name_prefix="launch") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="launch") as pool:
         futures = [
             pool.submit(_launch_in_thread, pk) for pk in waiting.values_list("pk", flat=True)
         ]

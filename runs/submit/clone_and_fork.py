@@ -57,14 +57,14 @@ def clone_of(run: Run) -> RunDraft:
     )
 
 
-def fork_of(run: Run, round: int, *, outer: bool = True) -> RunDraft:
-    """A draft that starts with the run's checkpoint of ``round``, and optionally with the state of
-    its outer optimizer."""
+def fork_of(run: Run, round: int) -> RunDraft:
+    """A draft that starts with the run's checkpoint of ``round`` and the state of its outer
+    optimizer."""
     draft = clone_of(run)
     return replace(
         draft,
         name=names.suggest(_named(run.name, f"from round {round}")),
-        fork=Fork(run=run.pk, round=round, outer=outer),
+        fork=Fork(run=run.pk, round=round, outer=True),
     )
 
 
