@@ -15,6 +15,7 @@ from dashboard.api.auth import reader
 from dashboard.api.types import NO_NUL, Body, IsoTime, OfOwner, responses
 from runs.actions import alert_inbox as actions
 from runs.queries import alert_inbox as queries
+from runs.queries import keyset
 from runs.queries.alert_inbox import AlertFilter
 
 router = Router(tags=["alerts"])
@@ -38,7 +39,7 @@ def list_all_alerts(
     run: Annotated[UUID | None, Query(description="Only of this run")] = None,
     owner: OfOwner = "",
     before: Annotated[
-        str | None, Query(pattern=queries.PLACE, description="`next` of the previous page")
+        str | None, Query(pattern=keyset.ID_PLACE, description="`next` of the previous page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = queries.PAGE,
 ) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import uuid
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -27,17 +25,13 @@ from runs import permissions
 from runs.actions.group_info import info_of
 from runs.json_values import texts
 from runs.models import Run
-from runs.queries import fleet, paging, search, selectors
+from runs.queries import fleet, keyset, paging, search, selectors
 from runs.queries.totals import totals as totals_of
 from runs.states import RunState
 from runs.submit import create, preflight, throughput_history
 
 router = Router(tags=["runs"])
 
-PLACE = r"^[0-9]{1,17}_[0-9a-f]{32}$"
-"""Position of a page: microseconds since 1970, and the run's id."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _AS_TEXT: dict[str, Any] = {
     "requestBody": {
         "content": {kind: {"schema": {"type": "string"}} for kind in (TOML, YAML)},
@@ -72,7 +66,7 @@ def list_runs(
     name: Annotated[str, Query(max_length=80, pattern=NO_NUL, description="Substring")] = "",
     q: SearchQuery = "",
     before: Annotated[
-        str | None, Query(pattern=PLACE, description="`next` of the previous page")
+        str | None, Query(pattern=keyset.UUID_PLACE, description="`next` of the previous page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     totals: Annotated[bool, Query(description="Also the totals of all matching runs")] = False,
@@ -81,12 +75,11 @@ def list_runs(
     user, terms = reader(request), search.parse(q)
     chosen = paging.RunFilter(states=state, owner=owner, backend=backend, name=name)
     matching = search.matching(selectors.visible_runs(user), terms, user=user)
-    page, more = paging.runs_page(
-        selectors.with_header(chosen.of(matching)), before=_place(before), limit=limit
-    )
+    found = selectors.with_header(chosen.of(matching))
+    page, more = keyset.page(found, "created_at", before=before or "", limit=limit)
     return {
         "runs": [selectors.run_header(run) for run in page],
-        "next": _place_text(more) if more else None,
+        "next": more or None,
         "totals": dataclasses.asdict(totals_of(chosen.of(matching), now=timezone.now()))
         if totals
         else None,
@@ -183,15 +176,3 @@ def _detail(request: HttpRequest, run: Run) -> dict[str, Any]:
         "can_operate": permissions.can_operate(request.user, run),
         "pools": fleet.pool_rows(run),
     }
-
-
-def _place(text: str | None) -> paging.Place | None:
-    if text is None:
-        return None
-    since, _, pk = text.partition("_")
-    return _EPOCH + int(since) * _MICROSECOND, uuid.UUID(hex=pk)
-
-
-def _place_text(place: paging.Place) -> str:
-    at_time, pk = place
-    return f"{(at_time - _EPOCH) // _MICROSECOND}_{pk.hex}"

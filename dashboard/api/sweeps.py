@@ -23,6 +23,7 @@ from runs import permissions
 from runs.actions import sweeps as actions
 from runs.exceptions import InvalidRun
 from runs.models import Sweep
+from runs.queries import keyset
 from runs.queries import sweeps as queries
 from runs.submit import preflight, sweeps
 from runs.submit.sweep_space import MOST_FIELDS, MOST_RUNS, TEXT_LENGTH, parameters_of
@@ -136,7 +137,8 @@ def list_sweeps(
     limit: Annotated[int, Query(ge=1, le=200)] = queries.PAGE,
 ) -> Any:
     """A page of sweeps, newest first."""
-    page, more = queries.page(queries.sweeps_for(reader(request)), before=before, limit=limit)
+    found = queries.sweeps_for(reader(request))
+    page, more = keyset.page(found, "created_at", before=before, limit=limit)
     return {"sweeps": [queries.sweep_row(sweep) for sweep in page], "next": more or None}
 
 

@@ -24,6 +24,7 @@ from runs import permissions
 from runs.actions import sweeps as actions
 from runs.backends import health, storage_health
 from runs.models import Sweep
+from runs.queries import keyset
 from runs.queries import sweeps as queries
 from runs.queries.comparison import MEASURES, MOST
 
@@ -34,7 +35,8 @@ METRICS = {measure.name: measure for measure in MEASURES if measure.better}
 @never_cache
 def sweeps(request: HttpRequest) -> HttpResponse:
     before = request.GET.get("before", "")[:100]
-    page, after = queries.page(queries.sweeps_for(reader(request)), before=before)
+    found = queries.sweeps_for(reader(request))
+    page, after = keyset.page(found, "created_at", before=before, limit=queries.PAGE)
     context = {
         "rows": [queries.sweep_row(sweep) for sweep in page],
         "after": after,

@@ -6,10 +6,9 @@ alert is unread by a user if it opened after the user last read the alerts, and 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
@@ -21,12 +20,11 @@ from runs.alerts.rules import KINDS
 from runs.json_values import row_of
 from runs.models import Alert, AlertsRead
 from runs.permissions import can_view
+from runs.queries import keyset
 
 PAGE = 50
 MOST_UNREAD = 100
 """Unread alerts that are counted: the bell shows ``99+``."""
-PLACE = r"^[0-9]{1,17}_[0-9]{1,18}$"
-"""Position of a page: microseconds since 1970 and the id of an alert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +63,10 @@ def page(
     A ``before`` that is no position selects the first page. Two queries.
     """
     alerts = alerts_for(user).filter(chosen.condition())
-    if re.fullmatch(PLACE, before):
-        microseconds, alert = map(int, before.split("_"))
-        at = datetime.fromtimestamp(min(microseconds, 4_102_444_800_000_000) / 1e6, UTC)
-        alerts = alerts.filter(Q(opened_at__lt=at) | Q(opened_at=at, id__lt=alert))
-    found = list(
-        alerts.select_related("run__owner", "replica", "acknowledged_by").order_by(
-            "-opened_at", "-id"
-        )[: limit + 1]
-    )
+    alerts = alerts.select_related("run__owner", "replica", "acknowledged_by")
+    found, after = keyset.page(alerts, "opened_at", before=before, limit=limit)
     read_at = read_until(user)
-    after = _place(found[limit - 1]) if len(found) > limit else ""
-    return [_row(alert, read_at) for alert in found[:limit]], after
-
-
-def _place(alert: Alert) -> str:
-    return f"{round(alert.opened_at.timestamp() * 1e6)}_{alert.pk}"
+    return [_row(alert, read_at) for alert in found], after
 
 
 def _row(alert: Alert, read_at: datetime | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pagination of runs, events and log lines for the API.
+"""Filters of runs, and pages of events and log lines, for the API.
 
 Pagination is by key, so that no row is missed or repeated while rows are added, and each page costs
 the same. Each function makes a constant number of queries. Queries of the pages are in
@@ -7,20 +7,15 @@ the same. Each function makes a constant number of queries. Queries of the pages
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from runs.json_values import iso
 from runs.models import Checkpoint, ReplicaPool, Run
 from runs.queries.selectors import event_row, events_of, lines_of, log_row
-
-Place = tuple[datetime, uuid.UUID]
-"""Position in the list of runs: creation time and ID of the last run of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +40,6 @@ class RunFilter:
             pools = ReplicaPool.objects.filter(run=OuterRef("pk"), backend=self.backend)
             runs = runs.filter(Exists(pools))
         return runs
-
-
-def runs_page(
-    visible: QuerySet[Run], *, before: Place | None = None, limit: int = 50
-) -> tuple[list[Run], Place | None]:
-    """One page of runs, newest first, and the position of the next page."""
-    if before is not None:
-        at, pk = before
-        visible = visible.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=pk))
-    rows = list(visible.order_by("-created_at", "-id")[: limit + 1])
-    shown = rows[:limit]
-    more = (shown[-1].created_at, shown[-1].pk) if len(rows) > limit else None
-    return shown, more
 
 
 def events_after(run: Run, after_id: int, *, limit: int) -> list[dict[str, Any]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import Count, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce
-from django.utils.dateparse import parse_datetime
 
 from archipelago import sweep_rows
 from diloco.protocol.settings import setting_fields
@@ -20,47 +18,23 @@ from runs.permissions import can_view
 from runs.queries import selectors
 from runs.queries.comparison import MEASURES, measured
 from runs.states import RUN_ACTIVE, RUN_ENDED, RunState
-from runs.times import in_utc
 
 PAGE = 50
 BETTER = {measure.name: measure.better for measure in MEASURES if measure.better}
 
 
 def sweeps_for(user: AbstractBaseUser | AnonymousUser) -> QuerySet[Sweep]:
-    """Sweeps that a user can view, newest first, annotated for :func:`sweep_row`."""
+    """Sweeps that a user can view, annotated for :func:`sweep_row`."""
     if not can_view(user):
         return Sweep.objects.none()
     held = Q(runs__state=RunState.QUEUED, runs__sweep_held=True)
-    counted = Sweep.objects.select_related("owner").annotate(
+    return Sweep.objects.select_related("owner").annotate(
         run_count=Count("runs"),
         held_count=Count("runs", filter=held),
         active_count=Count("runs", filter=Q(runs__state__in=sorted(RUN_ACTIVE)) & ~held),
         ended_count=Count("runs", filter=Q(runs__state__in=sorted(RUN_ENDED))),
         spent=Coalesce(Sum("runs__cost_usd"), Value(0.0)) + F("deleted_usd"),
     )
-    return counted.order_by("-created_at", "-pk")
-
-
-def page(
-    sweeps: QuerySet[Sweep], *, before: str = "", limit: int = PAGE
-) -> tuple[list[Sweep], str]:
-    """One page, and the position of the next ('' on the last)."""
-    if (place := _place(before)) is not None:
-        at, pk = place
-        sweeps = sweeps.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=pk))
-    found = list(sweeps[: limit + 1])
-    shown = found[:limit]
-    more = len(found) > limit
-    return shown, f"{shown[-1].created_at.isoformat()}_{shown[-1].pk}" if more else ""
-
-
-def _place(text: str) -> tuple[Any, uuid.UUID] | None:
-    at, _, pk = text.rpartition("_")
-    try:
-        moment = parse_datetime(at)
-        return (in_utc(moment), uuid.UUID(pk)) if moment is not None and moment.tzinfo else None
-    except ValueError:
-        return None
 
 
 def sweep_row(sweep: Sweep, *, unpriced: bool = False) -> dict[str, Any]:
