@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,23 @@ class BadParameter(ValueError):
     """An invalid query parameter. The message is sent to the client."""
 
 
-@require_safe
-@never_cache
-@gzip_page
+def _chart_data(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """A view of chart data: compressed, never cached, and 400 for an invalid parameter."""
+
+    @require_safe
+    @never_cache
+    @gzip_page
+    @wraps(view)
+    def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            return view(request, *args, **kwargs)
+        except BadParameter as error:
+            return HttpResponseBadRequest(str(error))
+
+    return answer
+
+
+@_chart_data
 def series(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Series of a window: ``?of=loss,eval_loss&x=wall&from=&to=&points=4000&replica=3,7``.
 
@@ -51,14 +66,6 @@ def series(request: HttpRequest, run_id: Any) -> HttpResponse:
     that replica, with the band of all replicas.
     """
     run = bare_run(request, run_id)
-    try:
-        body = _series(run, request)
-    except BadParameter as error:
-        return HttpResponseBadRequest(str(error))
-    return JsonResponse(body, json_dumps_params=COMPACT)
-
-
-def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
     wanted = [name for name in request.GET.get("of", "").split(",") if name]
     if not 1 <= len(wanted) <= MAX_SERIES:
         raise BadParameter(f"of: expected 1 to {MAX_SERIES} series, found {len(wanted)}")
@@ -97,7 +104,7 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
             *(c for c in stored if c.owner is not None and c.owner not in drawn),
         ]
     )
-    return {
+    body = {
         "x": x,
         "origin": origin,
         "replicas": len(replicas),
@@ -112,6 +119,7 @@ def _series(run: Run, request: HttpRequest) -> dict[str, Any]:
         "points": sum(len(c.points) for c in used),
         "total": sum(c.total for c in used),
     }
+    return JsonResponse(body, json_dumps_params=COMPACT)
 
 
 def _wanted(run: Run) -> int:
@@ -158,17 +166,12 @@ def short(values: NDArray[Any]) -> list[float | None]:
     return [float(f"{v:.6g}") if math.isfinite(v) else None for v in values.tolist()]
 
 
-@require_safe
-@never_cache
-@gzip_page
+@_chart_data
 def heatmap(request: HttpRequest, run_id: Any) -> HttpResponse:
     """``?below=4000``: outcomes of all rounds below that number, one digit per replica. For late
     contributions also their positions, as differences, and their lateness in tenths of seconds."""
     run = bare_run(request, run_id)
-    try:
-        below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
-    except BadParameter as error:
-        return HttpResponseBadRequest(str(error))
+    below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
     grid = timeline.outcomes(run, below=below)
     kinds = sorted(set(grid.states))
     size = grid.outcomes.shape[1]
@@ -198,34 +201,24 @@ def one_round(request: HttpRequest, run_id: Any, number: int) -> HttpResponse:
     return JsonResponse({"round": rows[0]})
 
 
-@require_safe
-@never_cache
-@gzip_page
+@_chart_data
 def rounds_before(request: HttpRequest, run_id: Any) -> HttpResponse:
     """``?below=401``: summaries of the newest rounds below that number."""
     run = bare_run(request, run_id)
-    try:
-        below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
-    except BadParameter as error:
-        return HttpResponseBadRequest(str(error))
+    below = _whole(request, "below", default=SMALL_LIMIT, most=SMALL_LIMIT)
     replicas = run.replicas.count()
     rows = round_summaries.summaries(run, before=below, replicas=replicas)
     return JsonResponse({"rounds": rows}, json_dumps_params=COMPACT)
 
 
-@require_safe
-@never_cache
-@gzip_page
+@_chart_data
 def bars(request: HttpRequest, run_id: Any) -> HttpResponse:
     """Activity of the replicas as bars or a raster: ``?from=&to=&columns=800`` (Unix seconds)."""
     run = bare_run(request, run_id)
-    try:
-        low, high = (_end(request, name, 0.0) for name in ("from", "to"))
-        columns = _whole(request, "columns", default=800, most=MAX_COLUMNS)
-        if low is not None and high is not None and low >= high:
-            raise BadParameter(f"expected from before to, found {low} and {high}")
-    except BadParameter as error:
-        return HttpResponseBadRequest(str(error))
+    low, high = (_end(request, name, 0.0) for name in ("from", "to"))
+    columns = _whole(request, "columns", default=800, most=MAX_COLUMNS)
+    if low is not None and high is not None and low >= high:
+        raise BadParameter(f"expected from before to, found {low} and {high}")
     activity = timeline.timeline(run, low=low, high=high, columns=columns)
     body: dict[str, Any] = {
         "from": activity.low,
