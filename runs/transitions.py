@@ -12,8 +12,10 @@ hold their history.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
@@ -148,22 +150,15 @@ def transition(
     if to == RunState.STOPPING:
         fields["stop_requested_at"] = now
     with transaction.atomic():
-        if not Run.objects.filter(pk=run.pk, state=old).update(**fields):
-            moved = False
-        else:
-            moved = True
+        moved = bool(Run.objects.filter(pk=run.pk, state=old).update(**fields))
+        if moved:
             level = _RUN_LEVELS.get(to, Event.Level.INFO)
             record_event(
                 run, "run_state", reason, level=level, actor=actor, from_state=old, to_state=to
             )
             if to in RUN_ENDED:  # the journal must contain the end
                 Journal.objects.filter(run=run).update(due=True, marks=F("marks") + 1)
-    if not moved:
-        run.refresh_from_db()
-        return False
-    for name, value in fields.items():
-        setattr(run, name, value)
-    return True
+    return _follow(run, moved, fields)
 
 
 def transition_replica(
@@ -198,9 +193,14 @@ def transition_replica(
                 from_state=old,
                 to_state=to,
             )
+    return _follow(replica, moved, changes)
+
+
+def _follow(row: Run | Replica, moved: bool, changes: Mapping[str, Any]) -> bool:
+    """Give the instance the changed fields of its row, or read it again after a lost race."""
     if not moved:
-        replica.refresh_from_db()
+        row.refresh_from_db()
         return False
     for name, value in changes.items():
-        setattr(replica, name, value)
+        setattr(row, name, value)
     return True
