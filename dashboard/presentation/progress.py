@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from archipelago.terminal import StatusLine
+from archipelago.terminal import UNKNOWN, StatusLine, clock, loss
 
 
 class Progress(StatusLine):
@@ -38,20 +38,9 @@ def progress_line(header: Mapping[str, Any], *, now: datetime) -> str:
         [
             f"{header['state']} {clock(elapsed.total_seconds())}",
             f"round {header['committed_rounds']}/{header['total_rounds']}",
-            f"loss {_loss(header['train_loss'])}",
-            f"eval {_loss(header['eval_loss'])}",
-            f"{'–' if speed is None else format(round(speed), ',')} tokens/s",
+            f"loss {loss(header['train_loss'])}",
+            f"eval {loss(header['eval_loss'])}",
+            f"{UNKNOWN if speed is None else format(round(speed), ',')} tokens/s",
             f"replicas {header['live']}/{header['target']}",
         ]
     )
-
-
-def clock(seconds: float) -> str:
-    """``1:23`` or ``1:02:03``."""
-    minutes, second = divmod(max(0, int(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def _loss(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
