@@ -21,6 +21,7 @@ from executors.registry import BACKENDS
 from runs.actions import backends as backend_actions
 from runs.actions import credentials as credential_actions
 from runs.actions import webhooks as webhook_actions
+from runs.admin.credential_form import remember_secrets
 from runs.alerts.rules import KINDS
 from runs.exceptions import ActionRefused
 from runs.models import Credential
@@ -274,7 +275,7 @@ def _save(
         cleared=body.remove,
         kind=kind,
     )
-    forms.remember_secrets(data)
+    remember_secrets(data)
     form = forms.credential_form(kind, found, data)
     if not form.is_valid():
         raise Invalid(
@@ -282,5 +283,5 @@ def _save(
             for name, messages in form.errors.items()
             for message in messages
         )
-    saved = forms.save(form, actor=user)
+    saved = form.store(actor=user)
     return settings_rows.credential_rows([saved])[0]

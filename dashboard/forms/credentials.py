@@ -6,12 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.contrib.auth.models import User
 from django.forms import BoundField
 
 from dashboard.forms.fields import style_inputs
-from runs import redaction
-from runs.actions import credentials as actions
 from runs.admin.credential_form import (
     ALLOWED,
     CLEAR,
@@ -22,16 +19,6 @@ from runs.admin.credential_form import (
     form_for,
 )
 from runs.models import Credential
-
-
-def remember_secrets(values: Mapping[str, Any]) -> None:
-    """Redact these values from every log and error page from now on."""
-    redaction.remember(
-        value
-        for name, value in values.items()
-        if name.startswith(VARIABLE) and isinstance(value, str)
-        if actions.is_secret_name(name.removeprefix(VARIABLE))
-    )
 
 
 def credential_form(
@@ -72,15 +59,6 @@ def field_of(name: str) -> str:
         if name.startswith(prefix):
             return f"{place}.{name.removeprefix(prefix)}"
     return {MORE: "options", ALLOWED: "allowed_pool_options", "__all__": "secrets"}.get(name, name)
-
-
-def save(form: CredentialForm, *, actor: User) -> Credential:
-    """Store a valid form."""
-    credential = form.save(commit=False)
-    credential.kind, credential.options = form.kind.kind, form.options
-    credential.allowed_pool_options = form.cleaned_data.get(ALLOWED) or {}
-    actions.save_credential(credential, typed=form.typed, cleared=form.cleared, actor=actor)
-    return credential
 
 
 def groups(form: CredentialForm) -> list[tuple[str, list[BoundField]]]:

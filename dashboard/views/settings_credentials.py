@@ -19,6 +19,7 @@ from dashboard.access import or_404
 from dashboard.forms import credentials as forms
 from dashboard.views.settings_access import administrator
 from runs.actions import credentials as actions
+from runs.admin.credential_form import remember_secrets
 from runs.models import Credential
 from runs.queries import settings_rows
 
@@ -59,10 +60,10 @@ def _form(request: HttpRequest, kind: Any, found: Credential | None) -> HttpResp
     actor = administrator(request)
     posted = request.POST if request.method == "POST" else None
     if posted is not None:
-        forms.remember_secrets(posted)  # before anything can fail: no error page shows the input
+        remember_secrets(posted)  # before anything can fail: no error page shows the input
     form = forms.credential_form(kind, found, posted)
     if posted is not None and form.is_valid():
-        saved = forms.save(form, actor=actor)
+        saved = form.store(actor=actor)
         messages.success(request, f"Credential {saved} saved. Test it before it is used.")
         return redirect("settings-credential", credential_id=saved.pk)
     rows = settings_rows.credential_rows([found]) if found else []

@@ -72,11 +72,6 @@ def kind_of_credential(credential: Credential) -> Kind:
     )
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable is a secret."""
-    return is_secret(name)
-
-
 def save_credential(
     credential: Credential,
     *,

@@ -7,16 +7,18 @@ fields depend on the kind (:mod:`runs.credentials.kinds`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from django import forms
+from django.contrib.auth.models import User
 
 from diloco.protocol.parsing import check_storable, parse_json
 from diloco.store.credentials import family_of
 from executors.backend import Variable
-from runs.actions.credentials import known_values
-from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option
+from runs import redaction
+from runs.actions.credentials import known_values, save_credential
+from runs.credentials.kinds import ROLE_ARN, SCHEME, TEST_URI, Kind, Option, is_secret
 from runs.credentials.restrictions import read_patterns
 from runs.models import Credential
 
@@ -96,6 +98,14 @@ class CredentialForm(_ModelForm):
             if name.startswith(prefix) and value not in ("", None, False):
                 yield name.removeprefix(prefix), value
 
+    def store(self, *, actor: User) -> Credential:
+        """Save the credential of a valid form."""
+        credential: Credential = self.save(commit=False)
+        credential.kind, credential.options = self.kind.kind, self.options
+        credential.allowed_pool_options = self.cleaned_data.get(ALLOWED) or {}
+        save_credential(credential, typed=self.typed, cleared=self.cleared, actor=actor)
+        return credential
+
     def clean(self) -> dict[str, Any]:
         super().clean()
         for variable in self.kind.variables:
@@ -164,6 +174,16 @@ def _parsed(text: str, name: str) -> Any:
     value = parse_json(text.strip() or "{}")
     check_storable(value, name)
     return value
+
+
+def remember_secrets(values: Mapping[str, Any]) -> None:
+    """Redact the secrets among the values of a form from every log and error page from now on."""
+    redaction.remember(
+        value
+        for name, value in values.items()
+        if name.startswith(VARIABLE) and is_secret(name.removeprefix(VARIABLE))
+        if isinstance(value, str)
+    )
 
 
 def form_for(kind: Kind, credential: Credential | None = None) -> type[CredentialForm]:

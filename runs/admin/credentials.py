@@ -21,17 +21,22 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 
-from runs import redaction
 from runs.actions.credentials import (
     InUse,
     delete_credential,
     kind_of_credential,
-    save_credential,
     test_credential,
 )
 from runs.admin.base import ForAdministrators
-from runs.admin.credential_form import ALLOWED, MORE, OPTION, VARIABLE, CredentialForm, form_for
-from runs.credentials.kinds import KINDS, STORE, Kind, is_secret
+from runs.admin.credential_form import (
+    ALLOWED,
+    MORE,
+    OPTION,
+    CredentialForm,
+    form_for,
+    remember_secrets,
+)
+from runs.credentials.kinds import KINDS, STORE, Kind
 from runs.models import Credential
 
 
@@ -103,12 +108,7 @@ class CredentialAdmin(ForAdministrators):
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
         # Before anything can fail, so that no error page shows the input.
-        redaction.remember(
-            value
-            for name, value in request.POST.items()
-            if name.startswith(VARIABLE) and is_secret(name.removeprefix(VARIABLE))
-            if isinstance(value, str)
-        )
+        remember_secrets(request.POST)
         if object_id is None and request.GET.get("kind") not in KINDS:
             return self._choose_kind(request)
         return super().changeform_view(request, object_id, form_url, extra_context)
@@ -136,9 +136,7 @@ class CredentialAdmin(ForAdministrators):
 
     def save_model(self, request: HttpRequest, obj: Credential, form: Any, change: bool) -> None:
         assert isinstance(request.user, User)
-        obj.kind, obj.options = form.kind.kind, form.options
-        obj.allowed_pool_options = form.cleaned_data.get(ALLOWED) or {}
-        save_credential(obj, typed=form.typed, cleared=form.cleared, actor=request.user)
+        form.store(actor=request.user)
 
     # Deletion.
 
