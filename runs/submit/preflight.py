@@ -17,7 +17,6 @@ from diloco.data.shard_index import ShardIndex
 from diloco.protocol.workload import ByteGPTWorkload, HuggingFaceWorkload
 from executors.base import (
     AccountError,
-    Capabilities,
     ExecutorError,
     Problem,
     ReplicaSpec,
@@ -244,11 +243,6 @@ def _check_pool(
     if problem := refused_options(pool.backend, credential, pool.options):
         return CheckResult(problems=(_at(index, "options", problem),))
     executor = executor_of(pool.backend, credential)
-    if problems := _static_problems(pool, executor.capabilities):
-        return CheckResult(
-            problems=tuple(_at(index, field, message) for field, message in problems.items())
-        )
-    account = executor.check()
     spec = ReplicaSpec(
         launch_key="preflight",
         replica=0,
@@ -259,26 +253,13 @@ def _check_pool(
         image=pool.image,
         options=pool.options,
     )
-    refusals = executor.preflight(spec, count)
+    account, refusals = "", executor.capabilities.problems(spec)
+    if not refusals:  # what needs no request to the backend comes first
+        account, refusals = clean_text(executor.check()), executor.preflight(spec, count)
     return CheckResult(
-        account=clean_text(account),
+        account=account,
         problems=tuple(_at(index, p.field, p.message) for p in refusals),
     )
-
-
-def _static_problems(pool: PoolDraft, can: Capabilities) -> dict[str, str]:
-    """Problems by field that need no request to the backend."""
-    label, problems = BACKENDS[pool.backend], {}
-    if pool.spot and not can.spot:
-        problems["spot"] = f"{label} has no spot machines"
-    if pool.image and not can.images:
-        problems["image"] = f"{label} takes no image, found {pool.image!r}"
-    if can.max_lifetime_s is not None and pool.timeout_s > can.max_lifetime_s:
-        problems["timeout_s"] = (
-            f"expected at most the {can.max_lifetime_s:.0f} s that {label} allows, "
-            f"found {pool.timeout_s} s"
-        )
-    return problems
 
 
 def _at(index: int, field: str, message: str) -> Problem:

@@ -187,9 +187,9 @@ def test_a_crashing_client_shows_no_error_page_and_no_secret(
 @pytest.mark.parametrize(
     ("pool", "field", "output"),
     [
-        (dataclasses.replace(PLAIN, spot=True), "spot", "Modal has no spot machines"),
-        (dataclasses.replace(PLAIN, image="x"), "image", "takes no image"),
-        (dataclasses.replace(PLAIN, timeout_s=90_000), "timeout_s", "at most the 3600 s"),
+        (dataclasses.replace(PLAIN, spot=True), "spot", "the backend has no spot machines"),
+        (dataclasses.replace(PLAIN, image="x"), "image", "expected none"),
+        (dataclasses.replace(PLAIN, timeout_s=90_000), "timeout_s", "at most 3600 s"),
     ],
 )
 def test_unsupported_options_are_rejected_without_a_request(
