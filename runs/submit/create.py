@@ -243,15 +243,8 @@ def _check_code(draft: RunDraft) -> None:
     """Check that the function of a custom workload exists, as far as its source shows."""
     if not isinstance(draft.workload, CustomWorkload):
         return
-    data = draft.archive
-    if not data and draft.workload.archive:
-        stored = kept_archive(draft.workload.archive)
-        if stored is None:
-            raise InvalidRun(
-                "archive",
-                f"expected the zip of sha256 {draft.workload.archive[:12]}…, found none",
-            )
-        data = bytes(stored.data)
+    stored = None if draft.archive else _uploaded(draft)
+    data = draft.archive if stored is None else bytes(stored.data)
     if data:
         check_archive(data)
         check_function(
@@ -338,8 +331,11 @@ def store_run(
 
 def _archive(draft: RunDraft) -> Archive | None:
     """The draft's own zip, or else the uploaded one that its workload names."""
-    if draft.archive:
-        return store_archive(draft.archive)
+    return store_archive(draft.archive) if draft.archive else _uploaded(draft)
+
+
+def _uploaded(draft: RunDraft) -> Archive | None:
+    """The uploaded zip that the workload names, if it names one."""
     digest = getattr(draft.workload, "archive", "")
     archive = kept_archive(digest) if digest else None
     if digest and archive is None:
