@@ -261,6 +261,5 @@ def test_the_command_line_marks_deleted_runs(
 
     retained_spend.retain(run, now=now)
     run.delete()
-    for line in fleet_commands._table(Spend.of(row(now)), "run"):
-        print(line)
+    fleet_commands._print_groups(Spend.of(row(now)), "run")
     assert "Costly (deleted)" in capsys.readouterr().out
