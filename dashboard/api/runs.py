@@ -106,7 +106,7 @@ def submit_run(
     """
     user = submitter(request)
     key = idempotency_key or secrets.token_urlsafe(24)
-    again = create.is_submitted(key)
+    again = create.is_submitted(Run, key)
     draft = draft_of(document)
     require = partial(preflight.require, over_budget=document.over_budget)
     run = create.create_run(draft, owner=user, submit_key=key, preflight=require)

@@ -25,7 +25,7 @@ from runs.exceptions import InvalidRun
 from runs.models import Sweep
 from runs.queries import keyset
 from runs.queries import sweeps as queries
-from runs.submit import preflight, sweeps
+from runs.submit import create, preflight, sweeps
 from runs.submit.sweep_space import MOST_FIELDS, MOST_RUNS, TEXT_LENGTH, parameters_of
 from runs.submit.sweeps import DEFAULT_METRIC, METRICS, SweepDraft
 
@@ -95,7 +95,7 @@ def create_sweep(
     """
     user = submitter(request)
     key = idempotency_key or secrets.token_urlsafe(24)
-    again, draft = sweeps.is_submitted(key), _draft(document)
+    again, draft = create.is_submitted(Sweep, key), _draft(document)
     sweep = sweeps.create_sweep(
         draft,
         owner=user,

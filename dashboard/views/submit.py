@@ -35,6 +35,7 @@ from dashboard.views.access import reader, signed_in
 from dashboard.views.submit_page import page, preview, show
 from runs import permissions
 from runs.exceptions import InvalidRun
+from runs.models import Run
 from runs.submit import create, names, pool_check, preflight, run_draft, sweeps
 from runs.submit.run_draft import PoolDraft, RunDraft
 
@@ -175,7 +176,7 @@ def _changed(request: HttpRequest, form: RunForm) -> HttpResponse | None:
     elif submit_source.searched(request.POST.dict()):
         pass  # the page searches the source lists
     elif "restore" in request.POST:
-        if create.is_submitted(text_of(request.POST, "submit_key")):
+        if create.is_submitted(Run, text_of(request.POST, "submit_key")):
             return redirect("run-new")  # it was launched after all: start a new form
         messages.info(request, "Your entries from before you signed in. The run is not launched.")
     else:

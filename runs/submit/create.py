@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -48,6 +48,8 @@ from runs.transitions import record_event
 
 NAME_LENGTH = 80
 SUBMIT_KEY_LENGTH = 64
+
+R = TypeVar("R", Run, Sweep)
 
 
 WAITING = "waiting for a worker"
@@ -104,25 +106,46 @@ def create_run(
     run. Raises :class:`InvalidRun` with the names of the wrong form fields. ``preflight`` can
     refuse a valid draft before it is stored (:func:`runs.submit.preflight.require`).
     """
-    if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
-        raise InvalidRun(
-            "submit_key", f"expected 1 to {SUBMIT_KEY_LENGTH} characters, found {len(submit_key)}"
-        )
-    existing = _submitted(submit_key, owner)
-    if existing is not None:
-        return existing
-    try:
+
+    def create() -> Run:
         checked = check_submission(draft, owner)
         if preflight is not None:
             preflight(checked)
         with transaction.atomic():
             return store_run(checked, owner, submit_key)
+
+    return create_once(Run, submit_key, owner, create)
+
+
+def is_submitted(model: type[R], submit_key: str) -> bool:
+    """Whether a row was created with this key."""
+    return model._default_manager.filter(submit_key=submit_key).exists()
+
+
+def create_once(model: type[R], submit_key: str, owner: User, create: Callable[[], R]) -> R:
+    """The row that was created with this key, otherwise the one that ``create`` stores."""
+    if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
+        raise InvalidRun(
+            "submit_key", f"expected 1 to {SUBMIT_KEY_LENGTH} characters, found {len(submit_key)}"
+        )
+    existing = _submitted(model, submit_key, owner)
+    if existing is not None:
+        return existing
+    try:
+        return create()
     except (IntegrityError, InvalidRun):
         # Another request with this key can be faster: its run uses the rendezvous.
-        existing = _submitted(submit_key, owner)
+        existing = _submitted(model, submit_key, owner)
         if existing is None:
             raise
         return existing
+
+
+def _submitted(model: type[R], submit_key: str, owner: User) -> R | None:
+    row = model._default_manager.filter(submit_key=submit_key).first()
+    if row is not None and row.owner_id != owner.pk:
+        raise InvalidRun("submit_key", "another user sent this form; open it again")
+    return row
 
 
 def check_local(draft: RunDraft, user: User) -> None:
@@ -138,18 +161,6 @@ def check_budgets(owner: User, tags: Sequence[str]) -> None:
     """Raise :class:`InvalidRun` if a budget of the owner or a tag is spent."""
     if refusal := budgets.refusal(owner.pk, tags, timezone.now()):
         raise InvalidRun("", refusal)
-
-
-def is_submitted(submit_key: str) -> bool:
-    """Whether a run was created with this key."""
-    return Run.objects.filter(submit_key=submit_key).exists()
-
-
-def _submitted(submit_key: str, owner: User) -> Run | None:
-    run = Run.objects.filter(submit_key=submit_key).first()
-    if run is not None and run.owner_id != owner.pk:
-        raise InvalidRun("submit_key", "another user sent this form; open it again")
-    return run
 
 
 def differing_field(run: Run, draft: RunDraft) -> str:

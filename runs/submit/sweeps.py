@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from executors.base import Problem
@@ -24,11 +24,11 @@ from runs.models import Sweep, money
 from runs.queries.comparison import MEASURES
 from runs.submit import create
 from runs.submit.create import (
-    SUBMIT_KEY_LENGTH,
     CheckedDraft,
     SweepPlace,
     check_name,
     check_submission,
+    create_once,
     rendezvous_uri,
     store_run,
 )
@@ -157,36 +157,13 @@ def create_sweep(
 
     Idempotent per ``submit_key``, like :func:`runs.submit.create.create_run`.
     """
-    if not submit_key or len(submit_key) > SUBMIT_KEY_LENGTH:
-        raise InvalidRun(
-            "submit_key", f"expected 1 to {SUBMIT_KEY_LENGTH} characters, found {len(submit_key)}"
-        )
-    existing = submitted(submit_key, owner)
-    if existing is not None:
-        return existing
-    try:
+
+    def store() -> Sweep:
         checked = check_sweep(sweep, owner, over_budget=over_budget, preflight=preflight)
         with transaction.atomic():
             return _store(sweep, checked, owner, submit_key)
-    except (IntegrityError, InvalidRun):
-        # Another request with this key can be faster.
-        existing = submitted(submit_key, owner)
-        if existing is None:
-            raise
-        return existing
 
-
-def submitted(submit_key: str, owner: User) -> Sweep | None:
-    """The sweep that was created with this key."""
-    sweep = Sweep.objects.filter(submit_key=submit_key).first()
-    if sweep is not None and sweep.owner_id != owner.pk:
-        raise InvalidRun("submit_key", "another user sent this form; open it again")
-    return sweep
-
-
-def is_submitted(submit_key: str) -> bool:
-    """Whether a sweep was created with this key."""
-    return Sweep.objects.filter(submit_key=submit_key).exists()
+    return create_once(Sweep, submit_key, owner, store)
 
 
 def differing_field(row: Sweep, sweep: SweepDraft) -> str:

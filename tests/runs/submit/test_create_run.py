@@ -87,9 +87,9 @@ def test_two_concurrent_requests_create_one_run(
     before = stored()
     real, checked = create._submitted, []
 
-    def too_early(submit_key: str, owner: Any) -> Any:
+    def too_early(model: Any, submit_key: str, owner: Any) -> Any:
         checked.append(submit_key)
-        return None if len(checked) == 1 else real(submit_key, owner)
+        return None if len(checked) == 1 else real(model, submit_key, owner)
 
     monkeypatch.setattr(create, "_submitted", too_early)
     assert create_run(w.draft(), owner=operator_user, submit_key="k") == first
