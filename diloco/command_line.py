@@ -1,8 +1,10 @@
-"""Options that all commands ``python -m diloco.<name>`` have."""
+"""Options and output that commands ``python -m diloco.<name>`` have in common."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from typing import Any
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -15,3 +17,12 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="print the traceback of an error"
     )
+
+
+def finite_json(value: Any) -> Any:
+    """Return a document for ``--json``, with null for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {str(name): finite_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import random
 import re
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 from diloco.callable_module import CallableModule
 from diloco.clock import Clock, SystemClock
-from diloco.command_line import add_common_options
+from diloco.command_line import add_common_options, finite_json
 from diloco.error_lines import print_error
 from diloco.inspection.findings import findings
 from diloco.inspection.leases import LeaseWatch
@@ -129,17 +128,9 @@ def document(picture: Picture) -> dict[str, Any]:
         line["state"] = shown.state
         line["marks"] = {str(r): picture.mark(r, shown) for r in picture.replicas}
     body["findings"] = [dataclasses.asdict(finding) for finding in findings(picture)]
-    cleaned = _finite(body)
+    cleaned = finite_json(body)
     assert isinstance(cleaned, dict)
     return {"format": "archipelago.inspection", "protocol": PROTOCOL, **cleaned}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _watch(store: Store, arguments: argparse.Namespace, scope: Scope, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco.callable_module import CallableModule
-from diloco.command_line import add_common_options
+from diloco.command_line import add_common_options, finite_json
 from diloco.error_lines import print_error
 from diloco.inspection.tables import columns, size
 from diloco.planner.prediction import (
@@ -185,13 +185,13 @@ def document(simulation: Simulation) -> dict[str, Any]:
     request = simulation.request
     scenario = dataclasses.asdict(request) | {"settings": request.settings.to_dict()}
     return {
-        "scenario": _finite(scenario),
-        "prediction": _finite(_prediction(simulation.estimate)),
+        "scenario": finite_json(scenario),
+        "prediction": finite_json(_prediction(simulation.estimate)),
         "reduce_plans": {
-            mode: _finite(_prediction(estimate))
+            mode: finite_json(_prediction(estimate))
             for mode, estimate in simulation.reduce_plans.items()
         },
-        "bytes_per_s_for_utilisation": _finite(
+        "bytes_per_s_for_utilisation": finite_json(
             {str(share): rate for share, rate in simulation.bandwidths.items()}
         ),
     }
@@ -202,12 +202,6 @@ def _prediction(estimate: PlanEstimate) -> dict[str, Any]:
     body["outlook"] |= {"goodput": estimate.outlook.goodput, "slowdown": estimate.outlook.slowdown}
     body["cost"]["total"] = estimate.cost.total
     return body | {"tokens_per_s": estimate.tokens_per_s}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- text ------------------------------------------------------------------------------------------
