@@ -35,11 +35,7 @@ def save(request: HttpRequest) -> HttpResponse:
             user,
             name=request.POST.get("name", ""),
             shared=bool(request.POST.get("shared")),
-            query=address.query,
-            sort=str(address.order),
-            columns=address.columns,
-            differing=address.differing,
-            group=address.group,
+            **_content(address),
         )
     except ActionRefused as error:
         messages.error(request, f"View not saved: {error}.")
@@ -57,11 +53,7 @@ def view(request: HttpRequest, view_id: int) -> HttpResponse:
     def replace() -> None:
         service.replace(
             saved,
-            query=address.query,
-            sort=str(address.order),
-            columns=address.columns,
-            differing=address.differing,
-            group=address.group,
+            **_content(address),
         )
 
     return _changed(request, saved, replace) or _back(address)
@@ -127,6 +119,12 @@ def _changed(
 
 def _query(request: HttpRequest) -> QueryDict:
     return QueryDict(request.POST.get("back", "")[:LONGEST_ADDRESS].removeprefix("?"))
+
+
+def _content(address: ListAddress) -> dict[str, Any]:
+    """What a view keeps of the list."""
+    names = ("query", "columns", "differing", "group")
+    return {"sort": str(address.order), **{name: getattr(address, name) for name in names}}
 
 
 def _here(request: HttpRequest) -> ListAddress:
