@@ -19,6 +19,11 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def least(*values: float | None) -> float | None:
+    """The smallest number that is known and finite; None without one."""
+    return min((v for v in values if v is not None and math.isfinite(v)), default=None)
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     """The object in a JSON column, or {} if the column holds something else."""
     return value if type(value) is dict or isinstance(value, Mapping) else {}

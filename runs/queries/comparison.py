@@ -20,7 +20,7 @@ from django.utils import timezone
 from numpy.typing import NDArray
 
 from diloco.protocol.settings import setting_fields
-from runs.json_values import finite, mapping
+from runs.json_values import finite, least, mapping
 from runs.metrics.blocks import Points, concatenate, thin
 from runs.metrics.round_strips import GROUPS
 from runs.models import MetricBlock, ReplicaAttempt, Round, Run
@@ -148,7 +148,7 @@ def _measures(
     cost = None if getattr(run, "unpriced", True) else finite(run.cost_usd)
     return {
         "eval_loss": finite(run.eval_loss),
-        "best_eval_loss": _least(best[0], run.eval_loss),
+        "best_eval_loss": least(best[0], run.eval_loss),
         "train_loss": finite(run.train_loss),
         "best_train_loss": finite(best[1]),
         "tokens": run.tokens or None,
@@ -161,10 +161,6 @@ def _measures(
         if cost is not None and run.tokens
         else None,
     }
-
-
-def _least(*values: float | None) -> float | None:
-    return min((v for v in values if v is not None and math.isfinite(v)), default=None)
 
 
 def table(measures: Sequence[Mapping[str, float | None]]) -> list[list[Cell]]:

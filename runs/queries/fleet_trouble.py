@@ -12,9 +12,10 @@ from typing import Any
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q
 
+from archipelago import fleet_rows
 from executors.base import PendingCause
 from runs.backends.circuit_breaker import LONGEST
-from runs.json_values import finite, iso
+from runs.json_values import finite, iso, row_of
 from runs.models import OrphanJob, Replica, ReplicaPool, Run
 from runs.permissions import can_view
 from runs.queries.fleet import breaker_row, pool_name
@@ -127,16 +128,12 @@ def _orphan_row(job: OrphanJob, names: dict[Any, str]) -> dict[str, Any]:
     replica = job.attempt.replica if job.attempt else None
     price = finite(job.attempt.price_usd_h) if job.attempt else None
     hours = max((job.seen_at - job.billed_from).total_seconds(), 0.0) / 3600
-    return {
-        "backend": job.backend,
-        "launch_key": job.launch_key,
-        "reason": job.reason,
-        "run": str(replica.run_id) if replica else None,
-        "run_name": names.get(replica.run_id) if replica else None,
-        "replica": replica.number if replica else None,
-        "url": job.url,
-        "billed_from": iso(job.billed_from),
-        "seen_at": iso(job.seen_at),
-        "price_usd_h": price,
-        "cost_usd": None if price is None else price * hours,
-    }
+    return row_of(
+        fleet_rows.Orphan,
+        job,
+        run=str(replica.run_id) if replica else None,
+        run_name=names.get(replica.run_id) if replica else None,
+        replica=replica.number if replica else None,
+        price_usd_h=price,
+        cost_usd=None if price is None else price * hours,
+    )

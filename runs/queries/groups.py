@@ -5,7 +5,6 @@ The values are read and summed up here, because tags are lists. A constant numbe
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from typing import Any
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db.models import Count, Sum
 
+from archipelago.list_rows import RunGroup
 from executors.registry import BACKENDS
-from runs.json_values import finite, texts
+from runs.json_values import finite, least, row_of, texts
 from runs.models import ReplicaPool, Run, Sweep
 from runs.permissions import can_view
 from runs.queries import rates
@@ -41,7 +41,7 @@ class _Group:
     active: int = 0
     failed: int = 0
     tokens: int = 0
-    best: float | None = None
+    best_eval_loss: float | None = None
     cost_usd: float = 0.0
     cost_known: bool = True
     usd_h: float = 0.0
@@ -53,7 +53,7 @@ class _Group:
         self.active += run.state in RUN_ACTIVE
         self.failed += run.state == RunState.FAILED
         self.tokens += run.tokens
-        self.best = _least(self.best, run.eval_loss)
+        self.best_eval_loss = least(self.best_eval_loss, run.eval_loss)
         self.cost_usd += run.cost_usd
         self.cost_known &= run.cost_known
         self.usd_h += rate[0]
@@ -63,7 +63,7 @@ class _Group:
         """Add another group to the row of the remaining ones."""
         for name in ("runs", "active", "failed", "tokens", "cost_usd", "usd_h"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.best = _least(self.best, other.best)
+        self.best_eval_loss = least(self.best_eval_loss, other.best_eval_loss)
         self.cost_known &= other.cost_known
         self.usd_h_known &= other.usd_h_known
         self.others += 1
@@ -155,22 +155,5 @@ def _labels(by: str, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _row(group: _Group, by: str, labels: dict[str, str]) -> dict[str, Any]:
-    return {
-        "key": group.key,
-        "label": labels[group.key],
-        "query": f"{by}:{quoted(group.key)}" if group.key else "",
-        "runs": group.runs,
-        "active": group.active,
-        "failed": group.failed,
-        "tokens": group.tokens,
-        "best_eval_loss": group.best,
-        "cost_usd": group.cost_usd,
-        "cost_known": group.cost_known,
-        "usd_h": group.usd_h,
-        "usd_h_known": group.usd_h_known,
-        "others": group.others,
-    }
-
-
-def _least(*values: float | None) -> float | None:
-    return min((v for v in values if v is not None and math.isfinite(v)), default=None)
+    query = f"{by}:{quoted(group.key)}" if group.key else ""
+    return row_of(RunGroup, group, label=labels[group.key], query=query)

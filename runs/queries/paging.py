@@ -69,15 +69,6 @@ def log_lines(
 
 def checkpoint_rows(run: Run) -> list[dict[str, Any]]:
     """Rows of all checkpoints of a run, oldest first."""
-    return [
-        {
-            "round": c.round,
-            "final": c.final,
-            "key": c.key,
-            "size_bytes": c.size_bytes,
-            "digest": c.digest,
-            "created_at": iso(c.created_at),
-            "sample": c.sample,
-        }
-        for c in Checkpoint.objects.filter(run=run).order_by("round", "final")
-    ]
+    columns = ("round", "final", "key", "size_bytes", "digest", "created_at", "sample")
+    rows = Checkpoint.objects.filter(run=run).order_by("round", "final").values(*columns)
+    return [{**row, "created_at": iso(row["created_at"])} for row in rows]

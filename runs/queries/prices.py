@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from archipelago import frame_rows
 from executors.registry import BACKENDS
 from runs.backends.executors import catalogue, deployed, listed
+from runs.json_values import row_of
 from runs.models import PriceOverride, TrafficPrice
 
 
@@ -43,12 +45,4 @@ def price_rows() -> list[dict[str, Any]]:
 
 def traffic_rows() -> list[dict[str, Any]]:
     """Rows of the traffic prices (:class:`archipelago.frame_rows.TrafficPrice`)."""
-    return [
-        {
-            "scheme": row.scheme,
-            "upload_usd_gb": row.upload_usd_gb,
-            "download_usd_gb": row.download_usd_gb,
-            "requests_usd_million": row.requests_usd_million,
-        }
-        for row in TrafficPrice.objects.all()
-    ]
+    return [row_of(frame_rows.TrafficPrice, row) for row in TrafficPrice.objects.all()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,7 +76,7 @@ def ranked(
     the order of the sweep."""
     metric = metric if metric in BETTER else sweep.metric
     runs = list(selectors.runs_for(user).filter(sweep=sweep).order_by("sweep_index"))
-    values = [_value(row, metric) for row in measured(runs)]
+    values = [finite(row.get(metric)) for row in measured(runs)]
     order = sorted(range(len(runs)), key=lambda i: _key(values[i], metric))
     known = sum(value is not None for value in values)
     return {
@@ -94,11 +93,6 @@ def ranked(
             for place, index in enumerate(order, start=1)
         ],
     }
-
-
-def _value(row: Mapping[str, float | None], metric: str) -> float | None:
-    value = row.get(metric)
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _key(value: float | None, metric: str) -> tuple[bool, float]:
