@@ -30,7 +30,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from runs.models import AuditEntry
-from runs.redaction import redact
+from runs.redaction import clean_text
 
 address: ContextVar[str] = ContextVar("audit_address", default="")
 """The client's address during a request; empty in workers and commands."""
@@ -73,17 +73,12 @@ def record(
         entry = AuditEntry(
             at=timezone.now(),
             previous_hash=newest or GENESIS,
-            **{name: _clean(value, _LIMITS[name]) for name, value in values.items()},
+            **{name: clean_text(value, _LIMITS[name]) for name, value in values.items()},
         )
         entry.hash = hash_of(entry)
         entry.save(force_insert=True)
         transaction.on_commit(partial(_send, entry))
     return entry
-
-
-def _clean(text: str, limit: int) -> str:
-    text = redact(text).replace("\x00", "�").encode(errors="replace").decode()
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def as_row(entry: AuditEntry) -> dict[str, Any]:

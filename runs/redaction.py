@@ -81,6 +81,20 @@ def redact(text: str) -> str:
     return _known.strike_out(text)
 
 
+TEXT_LIMIT = 4000
+"""Characters of a message or a reason, by default."""
+
+
+def clean_text(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Make external text safe to store in any database.
+
+    Removes NUL characters and lone surrogates (valid in JSON, invalid in UTF-8), limits the length
+    and redacts secrets.
+    """
+    text = redact(text).replace("\x00", "�").encode(errors="replace").decode()
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 class RedactingFormatter(logging.Formatter):
     """Format like ``inner`` and redact secrets, in tracebacks as well."""
 

@@ -26,7 +26,7 @@ from runs import audit
 from runs.exceptions import IllegalTransition
 from runs.log_context import current
 from runs.models import Event, Journal, Replica, Run
-from runs.redaction import redact
+from runs.redaction import clean_text
 from runs.states import (
     REPLICA_TRANSITIONS,
     REPLICA_WORKING,
@@ -38,8 +38,6 @@ from runs.states import (
 )
 
 logger = logging.getLogger(__name__)
-
-_REASON_LIMIT = 4000
 
 _RUN_LEVELS = {
     RunState.DEGRADED: Event.Level.WARNING,
@@ -98,16 +96,6 @@ def _log(event: Event, extra: dict[str, str | int]) -> None:
     change = f"{event.from_state} -> {event.to_state}: " if event.to_state else ""
     level = logging.getLevelNamesMapping()[str(event.level).upper()]
     logger.log(level, "%s: %s%s", subject, change, event.message or event.kind, extra=extra)
-
-
-def clean_text(text: str, limit: int = _REASON_LIMIT) -> str:
-    """Make external text safe to store in any database.
-
-    Removes NUL characters and lone surrogates (valid in JSON, invalid in UTF-8), limits the length
-    and redacts secrets.
-    """
-    text = redact(text).replace("\x00", "�").encode(errors="replace").decode()
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def transition(

@@ -37,8 +37,8 @@ from runs.credentials.kinds import (
 from runs.credentials.replica_env import store_environment
 from runs.credentials.vault import DecryptionError, open_credential, seal
 from runs.models import Credential, EvaluationPlan, ReplicaPool, Run
+from runs.redaction import clean_text
 from runs.submit.bucket_check import missing_operation
-from runs.transitions import clean_text
 
 NAMES_SHOWN = 5
 PATIENCE_S = 20.0

@@ -39,10 +39,11 @@ from runs.backends.parallel_calls import call_all
 from runs.exceptions import LaunchLater
 from runs.ingest.stores import folder_store, store_for
 from runs.models import Event, Run
+from runs.redaction import clean_text
 from runs.states import RUN_ENDED
 from runs.submit.prefixes import inside
 from runs.times import has_passed
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 

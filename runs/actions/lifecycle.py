@@ -30,12 +30,13 @@ from runs.exceptions import ActionRefused
 from runs.ingest.journal import mark_due
 from runs.json_values import texts
 from runs.models import Checkpoint, ReplicaAttempt, ReplicaPool, Run
+from runs.redaction import clean_text
 from runs.states import RUN_ENDED, RUN_LIVE, RUN_TRANSITIONS, ReplicaState, RunState
 from runs.submit import prefixes
 from runs.submit.create import add_replicas
 from runs.submit.tags import parse_tags
 from runs.task_queue import enqueue
-from runs.transitions import clean_text, record_event, transition, transition_replica
+from runs.transitions import record_event, transition, transition_replica
 
 NOTES_LENGTH = 20_000
 

@@ -26,9 +26,10 @@ from runs.alerts.tick_view import AlertContext, alert_view
 from runs.bulk import update_row
 from runs.json_values import row_of
 from runs.models import Alert, Replica, Run
+from runs.redaction import clean_text
 from runs.states import RUN_ENDED
 from runs.times import has_passed
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 COOL_DOWN = timedelta(minutes=15)
 

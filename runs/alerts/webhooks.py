@@ -35,9 +35,9 @@ from runs.credentials.vault import seal, unseal
 from runs.json_values import iso
 from runs.models import Alert, Run, Webhook, WebhookDelivery
 from runs.outbound import open_url
+from runs.redaction import clean_text
 from runs.task_queue import enqueue
 from runs.times import due
-from runs.transitions import clean_text
 
 State = WebhookDelivery.State
 

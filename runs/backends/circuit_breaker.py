@@ -16,9 +16,10 @@ from django.utils import timezone
 from executors.launching import RETRY_AFTER_CAP_S
 from runs.bulk import update_row
 from runs.models import Credential, ReplicaPool, Run
+from runs.redaction import clean_text
 from runs.states import ReplicaState
 from runs.times import due, is_due
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 FAILURES = 3
 OPEN_S = 30.0

@@ -38,8 +38,9 @@ from runs.ingest.objects import DigestMismatch, check_named
 from runs.ingest.stores import store_for
 from runs.models import Evaluation, EvaluationAttempt, Event
 from runs.reconcile import retry_policy
+from runs.redaction import clean_text
 from runs.times import due, has_passed
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 State = Evaluation.State

@@ -36,8 +36,8 @@ from runs.local_access import refused_local
 from runs.models import Evaluation, EvaluationAttempt, Run
 from runs.reconcile.billing import cost_usd, update_total
 from runs.reconcile.retry_policy import NOT_STARTED
+from runs.redaction import clean_text
 from runs.times import from_wall
-from runs.transitions import clean_text
 
 ENTRYPOINT = "diloco.evaluate"
 LOG_LINES, LOG_CHARS = 100, 16_000

@@ -23,8 +23,9 @@ from runs.metrics.downsampling import add_points
 from runs.metrics.evaluation_series import series_name
 from runs.models import Checkpoint, Evaluation, Round
 from runs.queries.publish import publish_changes
+from runs.redaction import clean_text
 from runs.trackers.mirror import resume_finished
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 
 def spec_of(evaluation: Evaluation) -> EvaluationSpec:

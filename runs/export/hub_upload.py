@@ -33,8 +33,9 @@ from runs.export.model_card import card
 from runs.ingest.objects import DigestMismatch, fetch
 from runs.ingest.stores import store_for
 from runs.models import Checkpoint, Credential, Event
+from runs.redaction import clean_text
 from runs.task_queue import enqueue
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 if TYPE_CHECKING:
     from executors.huggingface.client import Hub

@@ -16,8 +16,8 @@ from diloco.store.base import ListingTooLong, MissingKey, Store
 from runs.ingest.limits import count, finite
 from runs.ingest.validation import check_record, refuse, wall
 from runs.models import Checkpoint, Event, Round, Run
+from runs.redaction import clean_text
 from runs.states import RoundState
-from runs.transitions import clean_text
 
 MANIFESTS_PER_TICK = 50
 MANIFESTS_OF_AN_IMPORT = 10_000

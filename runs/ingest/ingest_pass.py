@@ -38,8 +38,9 @@ from runs.ingest.validation import refuse
 from runs.metrics.changes import Changes
 from runs.models import Event, IngestState, Replica, ReplicaAttempt, Run, TelemetryCursor
 from runs.queries.publish import publish_changes
+from runs.redaction import clean_text
 from runs.states import REPLICA_ENDED, RUN_ENDED
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ A tick writes at most one object, and none if nothing changed. Objects are numbe
 row replaces its earlier versions; a deleted evaluation or plan is written with the key ``removed``.
 An event can be written twice (if the writer dies before it records the write); readers drop the
 duplicate. The journal holds no secrets: credentials are named, and texts pass through
-:func:`runs.transitions.clean_text`.
+:func:`runs.redaction.clean_text`.
 
 Not in the journal: a replica's progress between two state changes, because it changes at every
 tick; the cost of running attempts; and webhook deliveries, which concern this server only.

@@ -30,7 +30,7 @@ from runs.bulk import update_row
 from runs.ingest.limits import SMALL_LIMIT, count
 from runs.ingest.validation import refuse
 from runs.models import Replica, Run
-from runs.transitions import clean_text
+from runs.redaction import clean_text
 
 logger = logging.getLogger(__name__)
 

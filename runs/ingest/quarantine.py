@@ -34,7 +34,8 @@ from diloco.store.base import (
 )
 from runs.bulk import update_row
 from runs.models import Event, QuarantinedRecord, Replica, Run
-from runs.transitions import clean_text, record_event
+from runs.redaction import clean_text
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 

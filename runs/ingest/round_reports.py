@@ -19,8 +19,9 @@ from runs.metrics.changes import Changes
 from runs.metrics.downsampling import add_points
 from runs.models import Contribution, Event, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
+from runs.redaction import clean_text
 from runs.states import ContributionState
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 MISSES = 3
 """Consecutive rounds without a replica that cause an event."""

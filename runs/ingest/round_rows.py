@@ -17,8 +17,8 @@ from diloco.protocol.records import Commit, Plan
 from runs.ingest.limits import finite
 from runs.ingest.round_reader import RoundRecords
 from runs.ingest.validation import wall
+from runs.redaction import clean_text
 from runs.states import ContributionState, RoundState
-from runs.transitions import clean_text
 
 REFUSALS_NAMED = 20
 """Events per round about refused contributions. A plan of one megabyte can name ten thousand."""

@@ -29,7 +29,8 @@ from runs.metrics.downsampling import add_of_many, add_points
 from runs.metrics.system_series import NEWEST
 from runs.models import Event, LogLine, MetricBlock, Replica, Round, Run
 from runs.models import TelemetryCursor as Cursor
-from runs.transitions import clean_text, record_event
+from runs.redaction import clean_text
+from runs.transitions import record_event
 
 STEP_SERIES = ("loss", "lr", "grad_norm", "step_s")
 RECENT_STEPS = 16

@@ -28,9 +28,9 @@ from runs.models import ReplicaAttempt, ReplicaPool, Run
 from runs.reconcile import billing, pending
 from runs.reconcile.decisions import Job
 from runs.reconcile.retry_policy import NOT_STARTED
+from runs.redaction import clean_text
 from runs.states import REPLICA_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.times import from_wall, has_passed
-from runs.transitions import clean_text
 
 logger = logging.getLogger(__name__)
 

@@ -52,10 +52,11 @@ from runs.models import Replica, ReplicaAttempt, Run
 from runs.reconcile import retry_policy
 from runs.reconcile.group_publishing import check_group, prepare_resume, publish_group
 from runs.reconcile.pending import note_no_capacity
+from runs.redaction import clean_text
 from runs.states import RUN_ENDED, RUN_LIVE, ReplicaState, RunState
 from runs.task_queue import enqueue
 from runs.times import is_due
-from runs.transitions import clean_text, record_event, transition, transition_replica
+from runs.transitions import record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
 

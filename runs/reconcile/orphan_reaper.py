@@ -42,8 +42,8 @@ from runs.models import (
     Run,
 )
 from runs.queries.replica_history import console_url
-from runs.redaction import redact
-from runs.transitions import clean_text, record_event
+from runs.redaction import clean_text, redact
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from runs.models import Replica, ReplicaAttempt
 from runs.reconcile import retry_policy
 from runs.reconcile.context import ReconcileContext
 from runs.reconcile.retry_policy import NextStep
+from runs.redaction import clean_text
 from runs.states import ReplicaState
-from runs.transitions import clean_text, transition_replica
+from runs.transitions import transition_replica
 
 REPAIR_EVERY = timedelta(seconds=10)
 """How often a launch is repeated while its job lacks an object."""

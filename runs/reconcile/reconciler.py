@@ -29,6 +29,7 @@ from runs.queries.publish import publish_changes
 from runs.reconcile import billing, bucket_writes, decisions, draining, jobs, replicas
 from runs.reconcile.context import LOST_TASK_AFTER, ReconcileContext, beats_of
 from runs.reconcile.decisions import RunView
+from runs.redaction import clean_text
 from runs.states import (
     RUN_ENDED,
     RUN_TRANSITIONS,
@@ -37,7 +38,7 @@ from runs.states import (
 )
 from runs.task_queue import enqueue
 from runs.times import has_passed
-from runs.transitions import clean_text, record_event, transition, transition_replica
+from runs.transitions import record_event, transition, transition_replica
 
 logger = logging.getLogger(__name__)
 

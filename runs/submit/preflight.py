@@ -29,6 +29,7 @@ from runs.backends.parallel_calls import CallTimeout, call_all
 from runs.credentials.restrictions import refused_options
 from runs.exceptions import InvalidRun
 from runs.models import Credential, Run
+from runs.redaction import clean_text
 from runs.submit.bucket_check import check_data, check_rendezvous, local_address
 from runs.submit.create import CheckedDraft, check_submission
 from runs.submit.forecast import estimate_run
@@ -37,7 +38,6 @@ from runs.submit.pool_check import check_pool
 from runs.submit.run_draft import PoolDraft, RunDraft
 from runs.submit.shard_check import read_shards, shard_problem
 from runs.submit.throughput_history import rates_of_all
-from runs.transitions import clean_text
 
 __all__ = [
     "CheckResult",

@@ -27,11 +27,12 @@ from runs.credentials.vault import unseal
 from runs.json_values import mapping
 from runs.models import Event, ExperimentTracker, Run, RunMirror
 from runs.outbound import check_url, open_url
+from runs.redaction import clean_text
 from runs.states import RUN_ACTIVE, RunState
 from runs.task_queue import enqueue
 from runs.times import due
 from runs.trackers.points import next_batch
-from runs.transitions import clean_text, record_event
+from runs.transitions import record_event
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import pytest
 
 from runs.exceptions import IllegalTransition
 from runs.models import Event, Replica, Run
+from runs.redaction import clean_text
 from runs.states import (
     REPLICA_ENDED,
     REPLICA_TRANSITIONS,
@@ -17,7 +18,7 @@ from runs.states import (
     ReplicaState,
     RunState,
 )
-from runs.transitions import clean_text, transition, transition_replica
+from runs.transitions import transition, transition_replica
 from tests.runs import run_harness as w
 
 pytestmark = pytest.mark.django_db
