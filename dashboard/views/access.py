@@ -11,8 +11,9 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest
-from django.shortcuts import get_object_or_404
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 
 from runs import permissions
 from runs.exceptions import ActionRefused, IllegalTransition
@@ -49,6 +50,11 @@ def run_to_operate(request: HttpRequest, run_id: Any) -> Run:
     if not permissions.can_operate(request.user, run):
         raise PermissionDenied("Operators can change only their own runs.")
     return run
+
+
+def to_tab(run_id: Any, tab: str) -> HttpResponse:
+    """Redirect to a tab of a run's page."""
+    return redirect(f"{reverse('run', args=[run_id])}?tab={tab}")
 
 
 def act(

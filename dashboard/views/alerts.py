@@ -6,10 +6,9 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
-from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from dashboard.views.access import run_to_operate, signed_in
+from dashboard.views.access import run_to_operate, signed_in, to_tab
 from runs.alerts import store as alerting
 
 
@@ -20,4 +19,4 @@ def acknowledge(request: HttpRequest, run_id: Any, alert_id: int) -> HttpRespons
     alerting.acknowledge(alert, actor=signed_in(request))
     if request.POST.get("next") == "alerts":
         return redirect("alerts")
-    return redirect(f"{reverse('run', args=[run.pk])}?tab=activity&source=alert")
+    return to_tab(run.pk, "activity&source=alert")

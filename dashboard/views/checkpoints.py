@@ -6,14 +6,13 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
+from django.shortcuts import get_object_or_404, render
 from django.utils.text import slugify
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.downloads import attachment
-from dashboard.views.access import run_to_operate, run_to_see, signed_in
+from dashboard.views.access import run_to_operate, run_to_see, signed_in, to_tab
 from diloco.store.base import MissingKey, StoreError
 from runs import permissions
 from runs.actions import lifecycle
@@ -100,7 +99,7 @@ def export(request: HttpRequest, run_id: Any, checkpoint_id: int) -> HttpRespons
         messages.error(request, f"Upload failed: {error}.")
     else:
         messages.success(request, "Upload started. The run's events will show the result.")
-    return redirect(f"{reverse('run', args=[run_id])}?tab=checkpoints")
+    return to_tab(run_id, "checkpoints")
 
 
 def _checkpoint(request: HttpRequest, run_id: Any, checkpoint_id: int) -> Checkpoint:

@@ -6,15 +6,14 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.access import or_404
 from dashboard.forms import PoolChoices
 from dashboard.forms.evaluation import EvaluationForm, initial_of_plan
-from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
+from dashboard.views.access import act, run_to_operate, run_to_see, signed_in, to_tab
 from runs import permissions
 from runs.actions import evaluations as actions
 from runs.exceptions import ActionRefused, InvalidRun
@@ -73,7 +72,7 @@ def _form(request: HttpRequest, run: Run, plan: EvaluationPlan | None) -> HttpRe
             form.place(error.field, error.message)
         else:
             messages.success(request, f"Evaluation {saved} {'saved' if plan else 'added'}.")
-            return _back(run)
+            return to_tab(run.pk, "evaluations")
     context = {"run": run, "form": form, "plan": plan}
     status = 422 if form.errors else 200
     return render(request, "runs/evaluation_plan.html", context, status=status)
@@ -83,7 +82,7 @@ def _form(request: HttpRequest, run: Run, plan: EvaluationPlan | None) -> HttpRe
 def remove(request: HttpRequest, run_id: Any, name: str) -> HttpResponse:
     run, user = run_to_operate(request, run_id), signed_in(request)
     act(request, run, name, lambda: actions.remove_plan(run, name, actor=user), "removed")
-    return _back(run)
+    return to_tab(run.pk, "evaluations")
 
 
 @require_POST
@@ -106,7 +105,7 @@ def evaluate(request: HttpRequest, run_id: Any, name: str) -> HttpResponse:
         (messages.success if changed else messages.info)(
             request, f"{what} {done if changed else same}."
         )
-    return _back(run)
+    return to_tab(run.pk, "evaluations")
 
 
 def _round(text: str) -> int | None:
@@ -115,7 +114,3 @@ def _round(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 9):
         raise ActionRefused(f"expected the number of a round, found {text[:20]!r}")
     return int(text)
-
-
-def _back(run: Run) -> HttpResponse:
-    return redirect(f"{reverse('run', args=[run.pk])}?tab=evaluations")

@@ -10,12 +10,11 @@ from django.contrib import messages
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.parameters import text_of
-from dashboard.views.access import act, run_to_operate, signed_in
+from dashboard.views.access import act, run_to_operate, signed_in, to_tab
 from runs.actions import deletion, lifecycle, replicas_and_pools, trackers
 from runs.exceptions import ActionRefused
 from runs.models import Run
@@ -63,7 +62,7 @@ def mirror(request: HttpRequest, run_id: Any) -> HttpResponse:
     change = trackers.stop_mirror if stop else trackers.mirror_run
     done = f"no longer mirrored to {name}" if stop else f"mirrored to {name}"
     act(request, run, run.name, lambda: change(run, name, actor=user), done)
-    return redirect(f"{reverse('run', args=[run.pk])}?tab=settings")
+    return to_tab(run.pk, "settings")
 
 
 @require_POST

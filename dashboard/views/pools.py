@@ -6,13 +6,12 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
+from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.forms import PoolChoices, PoolForm, initial_of, option_help
-from dashboard.views.access import run_to_operate, signed_in
+from dashboard.views.access import run_to_operate, signed_in, to_tab
 from runs.actions import replicas_and_pools
 from runs.exceptions import InvalidRun
 from runs.models import Run
@@ -36,7 +35,7 @@ def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
             if replicas_and_pools.limit_price(pool, limit, actor=user):
                 messages.success(request, f"{fleet.pool_name(pool)}: max price changed.")
                 if int(wanted) == pool.count:
-                    return _back(run)
+                    return to_tab(run.pk, "replicas")
         change = replicas_and_pools.scale_pool(pool, int(wanted), actor=user)
     except InvalidRun as error:
         messages.error(request, f"{fleet.pool_name(pool)} was not changed: {error.message}.")
@@ -45,7 +44,7 @@ def scale(request: HttpRequest, run_id: Any, pool_id: int) -> HttpResponse:
             f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "no change"
         )
         messages.success(request, f"{fleet.pool_name(pool)}: {wanted} wanted, {change_text}.")
-    return _back(run)
+    return to_tab(run.pk, "replicas")
 
 
 def _limit(text: str) -> float | None:
@@ -73,7 +72,7 @@ def add(request: HttpRequest, run_id: Any) -> HttpResponse:
         form.place(error.field.removeprefix("pools.0."), error.message)
         return _page(request, run, form)
     messages.success(request, f"{fleet.pool_name(pool)} added.")
-    return _back(run)
+    return to_tab(run.pk, "replicas")
 
 
 def _passes(run: Run, form: PoolForm) -> bool:
@@ -90,7 +89,3 @@ def _page(request: HttpRequest, run: Run, form: PoolForm) -> HttpResponse:
         "option_help": option_help(),
     }
     return render(request, "runs/pool_add.html", context, status=422 if form.errors else 200)
-
-
-def _back(run: Run) -> HttpResponse:
-    return redirect(reverse("run", args=[run.pk]) + "?tab=replicas")

@@ -6,14 +6,13 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard.access import attempt_or_404, replica_or_404
 from dashboard.live.cursor import follows_stream
-from dashboard.views.access import act, run_to_operate, run_to_see, signed_in
+from dashboard.views.access import act, run_to_operate, run_to_see, signed_in, to_tab
 from dashboard.views.run import banners
 from executors.registry import BACKENDS
 from runs import permissions
@@ -111,7 +110,7 @@ def _act(request: HttpRequest, replica: Replica, service: Any, done: str) -> Htt
     name = f"Replica {replica.number}"
     act(request, replica, name, lambda: service(replica, actor=user, force=force), done)
     if request.POST.get("from") == "run":
-        return redirect(reverse("run", args=[replica.run_id]) + "?tab=replicas")
+        return to_tab(replica.run_id, "replicas")
     return redirect("replica", run_id=replica.run_id, number=replica.number)
 
 
