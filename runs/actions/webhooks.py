@@ -35,7 +35,7 @@ def save_webhook(
     An empty ``secret`` keeps that of a webhook, and generates one for a new webhook. Raises
     :class:`InvalidRun` with the name of the wrong field.
     """
-    _check(name, url, kinds, secret)
+    check_webhook(name, url, kinds, secret)
     row = hook or Webhook(created_by=actor, created_at=timezone.now())
     row.name, row.url, row.enabled = name.strip(), url, enabled
     row.kinds = [kind for kind in KINDS if kind in kinds]
@@ -55,7 +55,8 @@ def save_webhook(
     return row, secret
 
 
-def _check(name: str, url: str, kinds: Sequence[str], secret: str) -> None:
+def check_webhook(name: str, url: str, kinds: Sequence[str], secret: str) -> None:
+    """Raise :class:`InvalidRun` with the name of the wrong field."""
     if not 1 <= len(name.strip()) <= NAME_LENGTH:
         raise InvalidRun("name", f"expected 1 to {NAME_LENGTH} characters, found {len(name)}")
     if not url.startswith(("http://", "https://")) or len(url) > URL_LENGTH:

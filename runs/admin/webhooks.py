@@ -12,18 +12,17 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
-from runs import outbound
+from runs.actions.webhooks import USUAL, check_webhook
 from runs.admin.base import ForAdministrators, Unchangeable
 from runs.alerts import webhooks
 from runs.alerts.rules import KINDS
+from runs.exceptions import InvalidRun
 from runs.models import Webhook, WebhookDelivery
 
 if TYPE_CHECKING:
     _Form = forms.ModelForm[Webhook]
 else:
     _Form = forms.ModelForm
-
-USUAL = ("finished", "stalled", "below_quorum", "nan", "budget")
 
 
 class WebhookForm(_Form):
@@ -51,22 +50,15 @@ class WebhookForm(_Form):
         model = Webhook
         fields = ("name", "url", "kinds", "enabled")
 
-    def clean_url(self) -> str:
-        url = str(self.cleaned_data["url"])
-        try:
-            outbound.check_url(url)
-        except ValueError as error:
-            raise forms.ValidationError(str(error)) from None
-        return url
-
-    def clean_secret(self) -> str:
-        secret = str(self.cleaned_data["secret"])
-        if secret:
+    def clean(self) -> dict[str, Any]:
+        super().clean()
+        given = self.cleaned_data
+        if not self.errors:
             try:
-                webhooks.key_of(secret)
-            except webhooks.BadSecret as error:
-                raise forms.ValidationError(str(error)) from None
-        return secret
+                check_webhook(given["name"], given["url"], given["kinds"], given["secret"])
+            except InvalidRun as error:
+                self.add_error(error.field, error.message)
+        return given
 
 
 @admin.register(Webhook)
