@@ -201,10 +201,6 @@ class ReplicaHandle:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: str) -> ReplicaHandle:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStatus:

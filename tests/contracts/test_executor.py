@@ -123,7 +123,7 @@ def test_status_of_a_running_job(harness: Harness, tmp_path: Path) -> None:
 @every_harness()
 def test_handle_survives_json_and_works_in_another_executor(harness: Harness) -> None:
     handle = launch(harness.executor(), "exit", 0, "output")
-    again = ReplicaHandle.from_json(handle.to_json())
+    again = ReplicaHandle(**json.loads(handle.to_json()))
     assert again == handle
     assert end_of(harness.executor(), again).cause == "done"
     assert text_of(harness.executor(), again) == ["output"]
