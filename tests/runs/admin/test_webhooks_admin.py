@@ -65,7 +65,7 @@ def test_a_secret_is_generated_shown_once_and_sealed(admin: Client) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"url": "ftp://example.org/"}, "expected http:// or https://"),
+        ({"url": "ftp://example.org/"}, "an address with http:// or https://"),
         ({"kinds": ["weather"]}, "Select a valid choice"),
         ({"secret": "short"}, "expected whsec_ and 24 to 64 bytes"),
     ],
