@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -44,6 +44,14 @@ class UploadedPart:
     body: Tensor | None = None
 
 
+class ReductionOptions(TypedDict):
+    """Arguments of :class:`Reduction` besides what is reduced."""
+
+    timings: Timings
+    commit_of: Callable[[int], Commit | None]
+    own: Own | None
+
+
 class Team(Protocol):
     """The processes that share the work of one replica's exchanges."""
 
@@ -55,13 +63,7 @@ class Team(Protocol):
         ...
 
     def reduction(
-        self,
-        plan: Plan,
-        slots: Sequence[Slot],
-        *,
-        timings: Timings,
-        commit_of: Callable[[int], Commit | None],
-        own: Own | None,
+        self, plan: Plan, slots: Sequence[Slot], **options: Unpack[ReductionOptions]
     ) -> Reduction:
         """Return the reduction of a plan; arguments as for :class:`Reduction`."""
         ...
@@ -117,20 +119,6 @@ class OneProcess:
         )
 
     def reduction(
-        self,
-        plan: Plan,
-        slots: Sequence[Slot],
-        *,
-        timings: Timings,
-        commit_of: Callable[[int], Commit | None],
-        own: Own | None,
+        self, plan: Plan, slots: Sequence[Slot], **options: Unpack[ReductionOptions]
     ) -> Reduction:
-        return Reduction(
-            self._store,
-            self._settings,
-            plan,
-            slots,
-            timings=timings,
-            commit_of=commit_of,
-            own=own,
-        )
+        return Reduction(self._store, self._settings, plan, slots, **options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from diloco.exchange.mean_reader import Chunks
 from diloco.exchange.payload import PayloadInfo
 from diloco.exchange.payload_reader import Own
 from diloco.exchange.reduce import CannotReduce, Listed, Merged, Reduction
-from diloco.exchange.team import OneProcess, UploadedPart
+from diloco.exchange.team import OneProcess, ReductionOptions, UploadedPart
 from diloco.exchange.timings import Timings
 from diloco.model.fragments import Slot
 from diloco.model.outer_optimizer import ContentDigest
@@ -190,28 +190,11 @@ class RankTeam(JobLeader):
         return [_uploaded(**result) for result in results if result is not None]
 
     def reduction(
-        self,
-        plan: Plan,
-        slots: Sequence[Slot],
-        *,
-        timings: Timings,
-        commit_of: Callable[[int], Commit | None],
-        own: Own | None,
+        self, plan: Plan, slots: Sequence[Slot], **options: Unpack[ReductionOptions]
     ) -> Reduction:
         if not self.work.layout.is_divided(plan.fragment):
-            return self._alone().reduction(
-                plan, slots, timings=timings, commit_of=commit_of, own=own
-            )
-        return RankReduction(
-            self,
-            self.work.store,
-            self.work.settings,
-            plan,
-            slots,
-            timings=timings,
-            commit_of=commit_of,
-            own=own,
-        )
+            return self._alone().reduction(plan, slots, **options)
+        return RankReduction(self, plan, slots, **options)
 
     @property
     def size(self) -> int:
@@ -247,16 +230,12 @@ class RankReduction(Reduction):
     def __init__(
         self,
         team: RankTeam,
-        store: Store,
-        settings: GroupSettings,
         plan: Plan,
         slots: Sequence[Slot],
-        *,
-        timings: Timings,
-        commit_of: Callable[[int], Commit | None],
-        own: Own | None,
+        **options: Unpack[ReductionOptions],
     ) -> None:
-        super().__init__(store, settings, plan, slots, timings=timings, commit_of=commit_of)
+        own, options["own"] = options["own"], None
+        super().__init__(team.work.store, team.work.settings, plan, slots, **options)
         self._team = team
         self._job: Job = {
             "fragment": plan.fragment,
