@@ -122,7 +122,7 @@ def _query(request: HttpRequest) -> QueryDict:
 
 
 def _content(address: ListAddress) -> dict[str, Any]:
-    """What a view keeps of the list."""
+    """The values of a list that a view keeps."""
     names = ("query", "columns", "differing", "group")
     return {"sort": str(address.order), **{name: getattr(address, name) for name in names}}
 

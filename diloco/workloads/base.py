@@ -75,12 +75,6 @@ class Workload(Protocol):
         """Return the model configuration: ``config.json`` of the final export."""
         ...
 
-    def sample(
-        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
-    ) -> bytes:
-        """Return ``n`` bytes that continue ``prompt``, without the prompt."""
-        ...
-
 
 def first_words(data: str) -> str:
     """Return the default prompt: the start of a function for Python sources, else an empty line."""

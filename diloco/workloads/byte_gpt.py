@@ -208,17 +208,10 @@ class ByteGPTTraining(TextTraining):
     def config(self) -> Mapping[str, Any]:
         return model_config(self._workload)
 
-    def sample(
-        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
-    ) -> bytes:
-        stream = sample_bytes(model, prompt, n, temperature=temperature, seed=seed)
-        return bytes(stream)
-
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
-        """Like :meth:`sample`, but yield the text after each byte
-        (:class:`~diloco.training.sample.GoOn`)."""
+        """Yield the text so far after each byte (:class:`~diloco.training.sample.GoOn`)."""
         text = b""
         for byte in sample_bytes(model, prompt, n, temperature=temperature, seed=seed):
             text += bytes([byte])

@@ -166,15 +166,6 @@ class CustomTraining:
         self._expect("config", "a JSON-serialisable mapping", config, is_one)
         return config
 
-    def sample(
-        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
-    ) -> bytes:
-        sample = getattr(self._workload, "sample", None)
-        if sample is None:
-            raise _wrong(self._name, "a workload that can be sampled", "one without sample()")
-        sampled: bytes = sample(model, prompt, n, temperature=temperature, seed=seed)
-        return sampled
-
     def _expect(self, method: str, what: str, found: object, is_right: bool) -> None:
         if not is_right:
             raise _wrong(self._name, f"{method}() to return {what}", _described(found))

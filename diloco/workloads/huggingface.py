@@ -203,19 +203,11 @@ class HuggingFaceTraining(TextTraining):
         name = AutoModelForCausalLM._model_mapping[type(self._config)].__name__
         return {**self._config.to_dict(), "architectures": [name]}
 
-    def sample(
-        self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
-    ) -> bytes:
-        """Return ``n`` bytes, or fewer if the model samples the end of the text."""
-        texts = self.go_on(model, prompt, n, temperature=temperature, seed=seed)
-        return ([b"", *texts][-1])[:n]
-
     @torch.no_grad()
     def go_on(
         self, model: nn.Module, prompt: bytes, n: int, *, temperature: float, seed: int
     ) -> Iterator[bytes]:
-        """Like :meth:`sample`, but yield the text after each token
-        (:class:`~diloco.training.sample.GoOn`)."""
+        """Yield the text so far after each token (:class:`~diloco.training.sample.GoOn`)."""
         generator = torch.Generator().manual_seed(seed)
         (start,) = self._tokenizer.encode([prompt.decode(errors="replace") or "\n"])
         seen = [int(token) for token in start]
