@@ -44,7 +44,7 @@ class Row:
 
 
 def _parse(row: type[Row] | None, value: Any) -> Any:
-    if row is None:
+    if row is None or value is None:
         return value
     return [row.of(item) for item in value] if isinstance(value, list) else row.of(value)
 
@@ -132,7 +132,7 @@ class RunTotals(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPage:
+class RunPage(Row):
     """``next`` is ``before`` of the next page; None on the last page. ``totals`` are those of all
     pages, if they were requested."""
 
