@@ -9,6 +9,7 @@ from typing import Any
 
 from django import forms
 
+from diloco.protocol.parsing import parse_json
 from diloco.protocol.workload import DATA_FORMATS, SHARDS, STDLIB, HuggingFaceWorkload
 
 HF = HuggingFaceWorkload.kind
@@ -87,18 +88,10 @@ class HuggingFaceForm(forms.Form):
         return HuggingFaceWorkload(**values | texts | sharded, data=data)
 
 
-def parse_object(text: str) -> Any:
-    """Parse JSON. Raises ``ValueError``."""
-    try:
-        return json.loads(text or "{}")
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def clean_object(form: forms.Form, cleaned: dict[str, Any], name: str) -> None:
     """Replace the text of a field by the JSON object in it, or add an error."""
     try:
-        cleaned[name] = parse_object(cleaned.get(name, ""))
+        cleaned[name] = parse_json(cleaned.get(name) or "{}")
     except ValueError as error:
         form.add_error(name, f"expected a JSON object: {error}")
 

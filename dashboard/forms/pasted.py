@@ -17,7 +17,7 @@ from dashboard.forms.custom import CUSTOM
 from dashboard.forms.fields import write_seconds
 from dashboard.forms.huggingface import HF
 from dashboard.forms.pools import ROWS, PoolForm
-from dashboard.forms.run import DERIVED, FIELDS, GPT, RunForm
+from dashboard.forms.run import FIELDS, GPT, RunForm
 from diloco.protocol.settings import GroupSettings, setting_fields
 from diloco.protocol.workload import SHARDS, STDLIB, WORKLOADS, ByteGPTWorkload
 from executors.base import Problem
@@ -25,6 +25,7 @@ from runs.exceptions import InvalidRun
 from runs.queries import named
 from runs.submit.evaluation_plans import MOST_PLANS
 from runs.submit.run_draft import PlanDraft, PoolDraft, RunDraft
+from runs.submit.sweep_space import DERIVED
 from runs.submit.tags import EXPECTED, TAG_LENGTH
 
 _SECONDS = ("time_limit_s", "start_timeout_s")

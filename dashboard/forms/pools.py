@@ -17,7 +17,7 @@ from django import forms
 from django.contrib.auth.models import User
 
 from dashboard.forms.fields import DataSelect, DurationField, style_inputs
-from dashboard.forms.huggingface import parse_object
+from dashboard.forms.huggingface import clean_object
 from dashboard.forms.rows import RowForm
 from dashboard.presentation import formats
 from executors.base import Capabilities
@@ -207,13 +207,9 @@ class PoolForm(RowForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        try:
-            cleaned["options"] = parse_object(cleaned.get("options", ""))
-        except ValueError as error:
-            self.add_error("options", f"expected a JSON object: {error}")
-        else:
-            if not isinstance(cleaned["options"], dict):
-                self.add_error("options", f"expected a JSON object, found {cleaned['options']!r}")
+        clean_object(self, cleaned, "options")
+        if "options" not in self.errors and not isinstance(cleaned["options"], dict):
+            self.add_error("options", f"expected a JSON object, found {cleaned['options']!r}")
         backend = cleaned.get("backend", "")
         if not backend:
             return cleaned

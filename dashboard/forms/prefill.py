@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboard.forms.pools import initial_of
-from dashboard.forms.run import DERIVED
 from diloco.protocol.settings import setting_fields
 from runs.submit.run_draft import PoolDraft
+from runs.submit.sweep_space import DERIVED
 
 LONGEST = 200
 """Maximum length of a value."""

@@ -42,10 +42,8 @@ from diloco.protocol.workload import (
 from runs.exceptions import ActionRefused, InvalidRun
 from runs.submit.evaluation_plans import MOST_PLANS
 from runs.submit.run_draft import PlanDraft, RunDraft
+from runs.submit.sweep_space import DERIVED
 from runs.submit.tags import parse_tags
-
-DERIVED = frozenset({"num_replicas", "start_replicas"})
-"""Settings without a field: they follow from the pools and from the field ``start``."""
 
 DOCUMENT_LENGTH = 64_000
 GPT = ByteGPTWorkload.kind

@@ -14,7 +14,6 @@ from django.shortcuts import render
 
 from dashboard.api.document import document_of
 from dashboard.forms import RunForm, option_help
-from dashboard.forms.run import DERIVED
 from dashboard.presentation import formats
 from dashboard.presentation.changes import ChangeView, change_views
 from dashboard.presentation.command_line import clone_command, submit_command
@@ -32,6 +31,7 @@ from runs.submit import throughput_history
 from runs.submit.changes import changes
 from runs.submit.clone_and_fork import clone_of
 from runs.submit.run_draft import RunDraft
+from runs.submit.sweep_space import DERIVED
 from runs.submit.sweeps import SweepDraft, SweepEstimate, estimate_sweep
 
 ESSENTIAL = ("inner_lr", "batch_size", "sync_every", "total_rounds", "outer_lr")

@@ -27,7 +27,7 @@ MOST_RUNS = 100
 MOST_FIELDS = 4
 TEXT_LENGTH = 4000
 DERIVED = frozenset({"num_replicas", "start_replicas"})
-"""Settings that follow from the pools."""
+"""Settings that follow from the pools, and on the form from the field ``start``."""
 
 _RANGE = re.compile(
     r"(?P<first>[^\s.][^\s]*?)\.\.(?P<last>\S+)\s+x(?P<count>[0-9]{1,4})(?P<log>\s+log)?"
