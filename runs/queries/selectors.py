@@ -59,7 +59,7 @@ ALL_POINTS = 100_000
 """Points of all series in a snapshot."""
 
 ROUNDS_LIMIT = 2000
-"""Rounds in one response, the newest; ``since`` selects older ones."""
+"""Rounds in one response, the newest."""
 RESPONSE_CONTRIBUTIONS = 4000
 """Contributions in one response, which limits the rounds of runs with many replicas."""
 
@@ -230,19 +230,9 @@ def goodput(phase_s: Mapping[str, Any]) -> float | None:
     return round(compute / total, 4) if total > 0 and math.isfinite(total) else None
 
 
-def round_rows(
-    run: Run,
-    since: int = 0,
-    *,
-    numbers: Iterable[int] | None = None,
-) -> list[dict[str, Any]]:
-    """Rows of the newest :data:`ROUNDS_LIMIT` rounds, oldest first.
-
-    Args:
-        since: only rounds after this number.
-        numbers: only these rounds.
-    """
-    rounds = Round.objects.filter(run=run, number__gt=since)
+def round_rows(run: Run, *, numbers: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Rows of the newest :data:`ROUNDS_LIMIT` rounds, or of those of ``numbers``, oldest first."""
+    rounds = Round.objects.filter(run=run)
     if numbers is not None:
         rounds = rounds.filter(number__in=list(numbers))
     newest = list(rounds.order_by("-number")[:ROUNDS_LIMIT])
