@@ -78,7 +78,7 @@ class PartWriter:
 
 class _SplitWriter:
     def __init__(self, store: Store, prefix: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
-        self._store, self._prefix, self._dtype = store, prefix, dtype
+        self._store, self._prefix = store, prefix
         self._buffer = np.empty(shard_tokens, dtype)
         self._count = 0
         self._ends: list[int] = []

@@ -43,7 +43,6 @@ class BufferCheck:
         if choice not in ("average", "local", None):
             raise ValueError(f"buffers: expected 'average' or 'local', found {choice!r}")
         self._model = model
-        self._choice = choice
         buffers = exchangeable(model)
         self._held = {name: buffer for name, buffer in buffers if choice == "average"}
         self._digests = {name: tensor_digest(buffer) for name, buffer in buffers if choice is None}
