@@ -326,7 +326,7 @@ def test_not_on_the_error_page_of_a_form_that_fails(
     isles: Isles, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DEBUG = True
-    monkeypatch.setattr("runs.admin.credentials.save_credential", failing)
+    monkeypatch.setattr("runs.admin.credential_form.save_credential", failing)
     isles.ada.raise_request_exception = False
     for kind, values in TYPED.items():
         data = {f"variable_{name}": f"  {value} " for name, value in values.items()}
@@ -345,7 +345,7 @@ def test_not_on_the_error_page_for_a_new_secret(
     """A secret that was never decrypted before."""
     settings.DEBUG = True
     monkeypatch.setattr(redaction, "_known", redaction.Known())
-    monkeypatch.setattr("runs.admin.credentials.save_credential", failing)
+    monkeypatch.setattr("runs.admin.credential_form.save_credential", failing)
     isles.ada.raise_request_exception = False
     data = {"name": "new", "variable_HF_TOKEN": "hf_never_seen_before"}
     text = isles.ada.post("/admin/runs/credential/add/?kind=huggingface", data).content.decode()
