@@ -328,6 +328,19 @@ LATE: tuple[Arm, ...] = (
     ),
 )
 
+WHOLE_ROOM: tuple[Arm, ...] = tuple(
+    dataclasses.replace(
+        arm,
+        name=arm.name.replace("late_", "whole_room_", 1),
+        title=f"{arm.title}, whole room",
+        retired=True,
+    )
+    for arm in LATE
+    if 0 < arm.late_keep < 1
+)
+"""Late work when each of eight missed rounds left the room of a whole replica; now the room shrinks
+with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""
+
 
 def tuning() -> tuple[Arm, ...]:
     """Learning rates, on one seed: first the inner one, then the outer pair on top of it."""
@@ -360,7 +373,7 @@ def tuning() -> tuple[Arm, ...]:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    return CORE + VARIANTS + RETIRED + LATE
+    return CORE + VARIANTS + RETIRED + LATE + WHOLE_ROOM
 
 
 def dropped(arm: Arm, *, round: int, seed: int) -> frozenset[int]:

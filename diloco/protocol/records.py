@@ -213,10 +213,11 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class LateReplica:
-    """A live replica whose work for the round enters later, and its part of the denominator.
+    """A live replica whose work for the round enters later.
 
     ``units`` is its weight before division: 1, or the last known tokens per round of work.
-    ``missed`` counts the rounds in a row that it has missed, with this one.
+    ``missed`` counts the rounds in a row that it has missed, of any fragment, with this one. The
+    two make its part of the denominator (:func:`diloco.protocol.round_weights.room_of`).
     """
 
     replica: int

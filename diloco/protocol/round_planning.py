@@ -186,7 +186,7 @@ def make_plan(
     """Return the plan of a round that closes with the ``accepted`` contributions."""
     settings = view.settings
     late = late_replicas(view, accepted, refused)
-    weights = weights_of(accepted, late, settings.weighting)
+    weights = weights_of(accepted, late, settings)
     mode = reduce_mode(view, len(accepted))
     owners: tuple[int, ...] = ()
     if mode == SHARDED:

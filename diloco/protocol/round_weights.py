@@ -1,20 +1,25 @@
 """The weights of a round's contributions: late work enters once, now or later. Pure functions.
 
-Every round of work of every live replica enters the global weights once, with the weight of one
-replica, in this round or in a later one. So the weights of a round are divided among *all* live
-replicas: with A the accepted contributions and L the late replicas,
+Every round of work that a live replica keeps enters the global weights once, with the weight of one
+replica, in this round or in a later one. So the weights of a round are divided among the accepted
+contributions A *and* the late replicas L, which get room for the work that they will bring:
 
-    D = sum of u over A and L,    w_i = u_i / D,    u = 1 (uniform) or tokens per round of work
+    D = sum of u over A + sum of u * late_keep^(m - 1) over L,    w_i = u_i / D
 
-and they sum to less than one while a replica is late. Its contribution holds several rounds of work
-once it arrives, and has the same ``w``: a mean over those present would count late work twice, once
-by the larger weights of the others and once when it arrives.
+with u = 1 (uniform) or tokens per round of work, and m the rounds in a row that a late replica has
+missed. The weights sum to less than one while a replica is late. Its contribution holds several
+rounds of work once it arrives, and has the same ``w``: a mean over those present would count late
+work twice, once by the larger weights of the others and once when it arrives.
 
-A replica that was late keeps the share ``late_keep`` of its progress
-(:meth:`diloco.training.local_progress.LocalProgress.apply`), so it carries at most
-``1 / (1 - late_keep)`` rounds of work. With 0 it carries none, and D counts A alone.
+A replica that was late keeps the share ``late_keep`` of its progress in each missed round
+(:meth:`diloco.training.local_progress.LocalProgress.apply`), so it carries at most ``1 / (1 -
+late_keep)`` rounds of work, however many it has missed. The room that it gets shrinks in the same
+way and has the same sum: one replica's in the first missed round, then ``late_keep`` of the room of
+the round before. With 0 it carries none, and D counts A alone.
 
 - Fragments: the rule holds for each fragment by itself, whose base and rounds of work are its own.
+  The plans count missed rounds of any fragment, of which one in P is of this one.
+- Void rounds count as missed, although no work shrinks in them.
 - Overlap: the steps after the contributed snapshot were not missed; they are kept whole.
 - Top-k with error feedback: the residual is work that a round has included; it stays as it is.
 - RDA: directions are normalised, lengths are summed with ``w``, which shortens the mean alike.
@@ -24,6 +29,7 @@ A replica that was late keeps the share ``late_keep`` of its progress
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -89,11 +95,20 @@ def _known_units(previous: Plan | None, weighting: str) -> dict[int, float]:
     return {replica: units for replica, units in known.items() if 0 < units <= MAX_COUNTED}
 
 
+def room_of(late: LateReplica, settings: GroupSettings) -> float:
+    """Return the weight of a late replica before division: that of a contribution in its first
+    missed round of the fragment, and ``late_keep`` of the one before in each further round. None if
+    it has hung."""
+    if late.missed > HUNG_AFTER:
+        return 0.0
+    missed_before = math.ceil(late.missed / settings.num_fragments) - 1
+    return late.units * float(settings.late_keep**missed_before)
+
+
 def weights_of(
-    accepted: Sequence[ContributionRecord], late: Sequence[LateReplica], weighting: str
+    accepted: Sequence[ContributionRecord], late: Sequence[LateReplica], settings: GroupSettings
 ) -> list[float]:
-    """Return the weight of each accepted contribution. Replicas that have hung get no room."""
-    units = [units_of(record.tokens, record.rounds, weighting) for record in accepted]
-    room = sum(replica.units for replica in late if replica.missed <= HUNG_AFTER)
-    total = sum(units) + room
+    """Return the weight of each accepted contribution."""
+    units = [units_of(record.tokens, record.rounds, settings.weighting) for record in accepted]
+    total = sum(units) + sum(room_of(replica, settings) for replica in late)
     return [unit / total for unit in units]

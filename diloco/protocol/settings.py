@@ -267,8 +267,8 @@ class GroupSettings:
         0.5,
         "Late work kept",
         "Share of its progress that a replica keeps on top of the new weights when a round was "
-        "committed without it. The round leaves room for it: all live replicas divide the "
-        "weights. 0: it drops its progress, and the contributors divide the weights.",
+        "committed without it. The weights of the round leave room for what it keeps. 0: it "
+        "drops its progress, and the contributors divide the weights.",
         "outer",
         minimum=0.0,
         maximum=1.0,

@@ -180,7 +180,10 @@ class Log:
         self.weights[fragment] -= update
 
     def _check_weights(self, round: int, plan: dict[str, Any]) -> None:
-        """Check that all live replicas divide the weights, so that a round of work enters once."""
+        """Check that all live replicas divide the weights, so that a round of work enters once. The
+        room of a late one shrinks like its work: by a factor for each further missed round of the
+        fragment.
+        """
         where = f"round {round}"
         is_kept = self.settings["late_keep"] > 0 and self.settings["world_size_mode"] == "dynamic"
         by_tokens = self.settings["weighting"] == "tokens"
@@ -197,7 +200,9 @@ class Log:
             require(1 <= entry["missed"] <= before + 1, f"{where}: missed {entry['missed']}")
             self.missed[replica] = max(before, entry["missed"])
             require(entry["units"] > 0 and (by_tokens or entry["units"] == 1), f"{where}: units")
-            room += entry["units"] if entry["missed"] <= HUNG_AFTER else 0.0
+            if entry["missed"] <= HUNG_AFTER:
+                earlier = len(range(self.fragments, entry["missed"], self.fragments))
+                room += entry["units"] * self.settings["late_keep"] ** earlier
         units = [c["tokens"] / c["rounds"] if by_tokens else 1.0 for c in plan["contributions"]]
         for c, unit in zip(plan["contributions"], units, strict=True):
             expected = unit / (sum(units) + room)

@@ -70,7 +70,7 @@ def test_a_late_replica_has_its_last_known_tokens() -> None:
     assert weights(plan) == [0.2, 0.2]
     again = plan_without_the_late(contribution(0), contribution(1), settings=TOKENS, previous=plan)
     assert again.late == (LateReplica(replica=2, units=300.0, missed=2),)
-    assert weights(again) == [0.2, 0.2]
+    assert weights(again) == [100 / 350] * 2
 
 
 def test_a_late_replica_that_never_contributed_counts_as_the_mean_of_the_others() -> None:
@@ -98,12 +98,41 @@ def test_the_room_of_a_late_replica_does_not_follow_an_impossible_previous_plan(
     assert weights(plan) == [1 / 3] * 2
 
 
+def rooms(rounds: int, **changes: Any) -> tuple[list[float], Plan]:
+    """Return the room, in replicas, that each of so many rounds without replica 2 leaves for it,
+    and the last plan."""
+    settings = dataclasses.replace(SETTINGS, **changes)
+    plan, found = None, []
+    for _ in range(rounds):
+        plan = plan_without_the_late(
+            contribution(0), contribution(1), previous=plan, settings=settings
+        )
+        found.append(2 / sum(weights(plan)) - 2)
+    assert plan
+    return found, plan
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.3])
+@pytest.mark.parametrize("missed", [1, 2, 5, HUNG_AFTER])
+def test_the_room_in_missed_rounds_is_the_most_work_that_a_late_replica_can_carry(
+    keep: float, missed: int
+) -> None:
+    """In each round it keeps a share of what it has, with the work of the round."""
+    carried = [0.0]
+    for _ in range(missed):
+        carried.append(keep * carried[-1] + 1)
+    found, _ = rooms(missed, late_keep=keep)
+    assert sum(found) == pytest.approx(carried[-1])
+
+
+def test_the_room_shrinks_with_the_missed_rounds_of_the_fragment() -> None:
+    found, _ = rooms(6, num_fragments=3, sync_every=99)
+    assert found == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
+
+
 def test_a_replica_that_misses_eight_rounds_in_a_row_has_hung() -> None:
-    plan, sums = None, []
-    for _ in range(HUNG_AFTER + 2):
-        plan = plan_without_the_late(contribution(0), contribution(1), previous=plan)
-        sums.append(sum(weights(plan)))
-    assert sums == [pytest.approx(2 / 3)] * HUNG_AFTER + [1.0] * 2
+    found, plan = rooms(HUNG_AFTER + 2, late_keep=1.0)
+    assert found == pytest.approx([1.0] * HUNG_AFTER + [0.0] * 2)
     back = planned(view(0, contribution(0), contribution(1), contribution(2), previous=plan))
     assert back.late == () and weights(back) == [1 / 3] * 3
     late = plan_without_the_late(contribution(0), contribution(1), previous=back)
