@@ -201,6 +201,8 @@ def test_replica_page_shows_attempts_and_live_state_and_restarts(
     expect(page.locator(".run-title .state")).to_have_text("uploading")
     table.get_by_role("link", name="2").click()
     expect(page.locator("[data-shown]")).to_have_text("2")
+    # Another page: before its script runs, the button sends the form without a dialog.
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
     page.get_by_role("button", name="Restart").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("launched again as a new attempt")
