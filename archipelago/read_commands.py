@@ -289,11 +289,16 @@ def alerts(client: Client, options: argparse.Namespace) -> int:
     run = client.find(options.run).id
     rows = client.alerts(run)
     if options.acknowledge:
-        waiting = [a for a in rows if not a.closed_at and not a.acknowledged_by]
-        for alert in waiting:
-            client.acknowledge_alert(run, alert.id)
-            print(terminal.block(f"acknowledged: {alert.title}: {alert.message}"))
-        print(f"{len(waiting)} acknowledged", file=sys.stderr)
+        if options.json:
+            raise ValueError("expected --json or --acknowledge, found both")
+        done = 0
+        for alert in rows:
+            if alert.closed_at or alert.acknowledged_by:
+                continue
+            if client.acknowledge_alert(run, alert.id).changed:
+                done += 1
+                print(terminal.block(f"acknowledged: {alert.title}: {alert.message}"))
+        print(f"{done} acknowledged", file=sys.stderr)
         return 0
     colour = terminal.has_colour(sys.stdout)
     for alert in rows:

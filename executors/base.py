@@ -275,5 +275,5 @@ class Capabilities:
         if spec.spot and not self.spot:
             problems["spot"] = "expected no: the backend has no spot machines"
         if spec.image and not self.images:
-            problems["image"] = f"expected none for a process, found {spec.image!r}"
+            problems["image"] = f"expected none: the backend runs no images, found {spec.image!r}"
         return [Problem(field=field, message=message) for field, message in problems.items()]

@@ -2,7 +2,7 @@
 
 Every round of work that a live replica keeps enters the global weights once, with the weight of one
 replica, in this round or in a later one. So the weights of a round are divided among the accepted
-contributions A *and* the late replicas L, which get room for the work that they will bring:
+contributions A *and* the late replicas L:
 
     D = sum of u over A + sum of u * late_keep^(m - 1) over L,    w_i = u_i / D
 
@@ -14,8 +14,9 @@ work twice, once by the larger weights of the others and once when it arrives.
 A replica that was late keeps the share ``late_keep`` of its progress in each missed round
 (:meth:`diloco.training.local_progress.LocalProgress.apply`), so it carries at most ``1 / (1 -
 late_keep)`` rounds of work, however many it has missed. The room that it gets shrinks in the same
-way and has the same sum: one replica's in the first missed round, then ``late_keep`` of the room of
-the round before. With 0 it carries none, and D counts A alone.
+way: one replica's in the first missed round, then ``late_keep`` of the room of the round before.
+That is more than what returns, ``late_keep^m``, which trains worse (decision 21). With 0 a late
+replica carries none, and D counts A alone.
 
 - Fragments: the rule holds for each fragment by itself, whose base and rounds of work are its own.
   The plans count missed rounds of any fragment, of which one in P is of this one.

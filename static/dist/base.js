@@ -1,2 +1,2 @@
 // Made of static/js by `make static`: change that instead.
-import"./chunk-TB7PWCG3.js";import"./chunk-BQDUPQUR.js";import"./chunk-E3ILUD6P.js";
+import"./chunk-Y4LEZHLR.js";import"./chunk-LX3VXYVE.js";import"./chunk-NZKQ2DLX.js";

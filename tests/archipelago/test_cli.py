@@ -348,6 +348,7 @@ def test_alerts(call: Call, run: Any) -> None:
     assert ", acknowledged by " in result.out
     assert call("alerts", "last", "--acknowledge").err == "0 acknowledged\n"
     assert "expected RUN" in call("alerts", "--acknowledge").err
+    assert "found both" in call("alerts", "last", "--acknowledge", "--json").err
 
 
 def test_the_document_of_a_run_creates_a_clone(call: Call, run: Any, tmp_path: Path) -> None:

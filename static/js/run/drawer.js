@@ -17,20 +17,23 @@ export function drawer(context) {
   let opener = null; // what had the focus before
   let asked = 0;
   let timer = 0;
-  let newest = 0; // number of the latest request
+  let sent = 0;
+  let answered = 0; // number of the latest request whose answer is shown
 
   const addressed = () =>
     url.get("round") ? `round-${url.get("round")}` : (url.get("drawer") ?? "");
 
   async function load(name) {
     asked = performance.now();
-    const request = ++newest;
-    const isCurrent = () => shown === name && request === newest;
+    const request = ++sent;
+    const isCurrent = () => shown === name && request > answered;
     const [, kind, number] = /^(replica|event)-(\d+)$/.exec(name) ?? [];
     if (!kind) return explain("The address names no replica, round or event.");
     try {
       const html = await getHTML(place.dataset[kind].replace(/\/0$/, `/${number}`));
-      if (isCurrent()) content.innerHTML = html;
+      if (!isCurrent()) return;
+      answered = request;
+      content.innerHTML = html;
     } catch (error) {
       if (!isCurrent()) return;
       if (error instanceof NotFound) explain(`This run has no ${kind} ${number}.`);

@@ -300,9 +300,11 @@ export function heatmap(context, card) {
   onTheme(draw);
   new ResizeObserver(draw).observe(body);
   grid.listen(draw);
+  let written = ""; // what the texts and the line of the quorum depend on
   return (changed) => {
-    const isNew = store.replicas.size !== grid.replicas.length;
-    if (changed.has("rounds") || changed.has("tab") || isNew) draw();
+    const known = `${store.replicas.size} ${ended()} ${store.run?.quorum}`;
+    if (changed.has("rounds") || changed.has("tab") || known !== written) draw();
+    written = known;
   };
 }
 

@@ -40,6 +40,7 @@ export function roundStrip(context, place, { axis, range, origin }) {
   const draw = oncePerFrame(() => {
     const plot = range();
     const { grid } = context;
+    grid?.update(); // the map, which draws the same rounds, can be drawn after this
     place.hidden = !plot || !grid?.count;
     if (!isShown(place)) return;
     const begun = performance.now();

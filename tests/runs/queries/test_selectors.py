@@ -201,7 +201,7 @@ def test_goodput() -> None:
     assert selectors.goodput({"wait": 1.0}) == 0.0
 
 
-def test_rounds_since_and_by_number(operator_user: Any) -> None:
+def test_rounds_by_number(operator_user: Any) -> None:
     run = run_of(operator_user, committed=6)
     assert [r["number"] for r in selectors.round_rows(run, numbers=[2, 6])] == [2, 6]
 
