@@ -42,12 +42,15 @@ def quantise(rows: Tensor, out: Tensor) -> Tensor:
     """Write ``rows`` (n, m) as (n, m) int8 into ``out``; return their scales, (n, 1) fp32."""
     largest = largest_of(rows)
     out.copy_(scaled_to(127.0, rows, largest).round_())
-    scale = (largest / 127).clamp_(max=LARGEST_INT8_SCALE)
+    # A tensor, because CUDA multiplies by the inverse of a number, which rounds differently.
+    scale = (largest / torch.full_like(largest, 127)).clamp_(max=LARGEST_INT8_SCALE)
     return scale.masked_fill_(largest < TINY, 0.0)
 
 
 def put_scale(scale: Tensor, body: Tensor) -> None:
-    """Write (n, 1) fp32 to the first bytes of each row of ``body``."""
+    """Write (n, 1) fp32 to the first bytes of each row of ``body``; NaN with the same bits on every
+    device."""
+    scale = scale.masked_fill(scale.isnan(), torch.nan)
     body[:, :SCALE_BYTES] = scale.view(torch.uint8)
 
 

@@ -396,3 +396,18 @@ def test_bits_are_independent_of_cpu_and_threads(capability: str, threads: int) 
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == digests()
+
+
+@pytest.mark.parametrize("name", ["int8", "e3m0", "topk"])
+def test_the_scale_of_a_row_with_nan_has_the_same_bits_on_every_device(name: str) -> None:
+    """A GPU's NaN has other bits than a CPU's, and both would be the same contribution."""
+    codec = get_codec(name, topk=64)
+    bodies = [
+        codec.encode(
+            torch.cat(
+                [torch.ones(300), torch.tensor([bits], dtype=torch.int32).view(torch.float32)]
+            )
+        )
+        for bits in (0x7FC00000, 0x7FFFFFFF)
+    ]
+    assert torch.equal(*bodies)
