@@ -7,9 +7,8 @@ adjacent in it, so that a fragment is a slice.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -19,26 +18,11 @@ from diloco.model import named_parameters
 from diloco.model.buffers import exchangeable
 from diloco.model.fragments import Slot, Table
 from diloco.model.frozen import frozen_parameters
+from diloco.model.host_copies import Piece, chunks_on_host
 from diloco.model.outer_optimizer import digest
 from diloco.protocol.blocks import Span
 from diloco.protocol.group_document import canonical_json
 from diloco.protocol.records import MAX_TENSORS, FrozenEntry
-
-CHUNK = 2**22
-"""Elements of a parameter that are read at a time to avoid a temporary of a fragment's size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Elements of a tensor, ``values`` (n,), and their position in a vector of held elements."""
-
-    slot: Slot
-    values: Tensor
-    at: int
-
-    @property
-    def stop(self) -> int:
-        return self.at + self.values.numel()
 
 
 class Layout:
@@ -179,16 +163,10 @@ class Layout:
 
     @torch.no_grad()
     def read(self, fragment: int | None = None) -> Tensor:
-        """Return the parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU.
-
-        The vector is pinned if the model is on a GPU, so that copies run at full speed.
-        """
-        on_gpu = self._parameters[0].is_cuda
-        numel = self.held_span(fragment).numel
-        vector = torch.empty(numel, dtype=torch.float32, pin_memory=on_gpu)
-        for piece in self._pieces(fragment):
-            vector[piece.at : piece.stop].copy_(piece.values, non_blocking=on_gpu)
-        wait_for_copies(parameter.device for parameter in self._parameters)
+        """Return the parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU."""
+        vector = torch.empty(self.held_span(fragment).numel, dtype=torch.float32)
+        for chunk in chunks_on_host(self._pieces(fragment), numel=vector.numel()):
+            vector[chunk.where].copy_(chunk.values)
         return vector
 
     @torch.no_grad()
@@ -217,19 +195,12 @@ class Layout:
     ) -> None:
         """Write :meth:`progress` to ``into`` (n,) fp32 on the CPU, or add it, a few megabytes at a
         time, without a temporary of the fragment's size."""
-        scratch = torch.empty(
-            min(CHUNK, into.numel()), dtype=torch.float32, pin_memory=self._parameters[0].is_cuda
-        )
-        for piece in self._pieces(fragment):
-            for start in range(0, piece.values.numel(), CHUNK):
-                local = piece.values[start : start + CHUNK]
-                where = slice(piece.at + start, piece.at + start + local.numel())
-                change = scratch[: local.numel()].copy_(local)
-                change.sub_(_rounded(piece.slot, base[where].float()))
-                if add:
-                    into[where].add_(change)
-                else:
-                    into[where].copy_(change)
+        for chunk in chunks_on_host(self._pieces(fragment), numel=into.numel()):
+            change = chunk.values.sub_(_rounded(chunk.slot, base[chunk.where].float()))
+            if add:
+                into[chunk.where].add_(change)
+            else:
+                into[chunk.where].copy_(change)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -275,13 +246,6 @@ def _buffer_slot(name: str, buffer: Tensor) -> Slot:
         embedding=True,
         buffer=True,
     )
-
-
-def wait_for_copies(devices: Iterable[torch.device]) -> None:
-    """Wait for the copies to the host that this thread has enqueued on these devices: for its own
-    stream on each, so that kernels of other streams go on."""
-    for device in {device for device in devices if device.type == "cuda"}:
-        torch.cuda.current_stream(device).synchronize()
 
 
 def _rounded(slot: Slot, values: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from diloco.model.host_copies import copy_from_host
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
@@ -184,13 +186,13 @@ def write(parameter: Tensor, full: Tensor) -> None:
     Each rank of a sharded parameter takes its part without communication.
     """
     if not is_sharded(parameter):
-        parameter.copy_(full)
+        copy_from_host(parameter, full)
         return
     from torch.distributed.tensor import distribute_tensor
 
     held: Any = parameter
     local = distribute_tensor(full, held.device_mesh, held.placements, src_data_rank=None)
-    held.to_local().copy_(local.to_local())
+    copy_from_host(held.to_local(), local.to_local())
 
 
 def state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from diloco.model import named_parameters
-from diloco.model.flat_parameters import Layout, Piece
+from diloco.model.flat_parameters import Layout
 from diloco.model.fragments import Slot
+from diloco.model.host_copies import Piece
 from diloco.model.outer_optimizer import DIGEST_CHUNK, ContentDigest, vector_digests
 from diloco.protocol.blocks import Span, slice_count, slice_spans
 from diloco.ranks.command_channel import LEADER, CommandChannel

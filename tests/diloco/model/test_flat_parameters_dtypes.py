@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco.codecs import get_codec
-from diloco.model.flat_parameters import Layout, wait_for_copies
+from diloco.model.flat_parameters import Layout
 from diloco.protocol.payload_size import CODEC_SHAPES
 
 
@@ -163,7 +163,7 @@ def test_put_progress_writes_chunk_by_chunk(
     fragments: int, pattern: str, add: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits equal those of a separate vector, and no temporary is larger than a chunk."""
-    monkeypatch.setattr("diloco.model.flat_parameters.CHUNK", 4)
+    monkeypatch.setattr("diloco.model.host_copies.CHUNK", 4)
     layout = Layout(MixedParameters(seed=1), fragments=fragments, pattern=pattern)
     base = Layout(MixedParameters(seed=2), fragments=fragments, pattern=pattern).read()
     for fragment in (None, *range(fragments)):
@@ -203,22 +203,3 @@ def test_an_optimizer_step_changes_every_kind_of_parameter() -> None:
     assert torch.equal(before, Layout(MixedParameters()).read()), (
         "a vector read once stays as it was"
     )
-
-
-def test_copies_from_gpus_wait_for_one_stream_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = []
-
-    class Stream:
-        def __init__(self, device: torch.device) -> None:
-            self.device = device
-
-        def synchronize(self) -> None:
-            waited.append(self.device.index)
-
-    def device_wide(device: object = None) -> None:
-        raise AssertionError("expected no wait for other streams")
-
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "synchronize", device_wide)
-    wait_for_copies(torch.device(name) for name in ("cuda:0", "cpu", "cuda:1", "cuda:0"))
-    assert sorted(waited) == [0, 1]
