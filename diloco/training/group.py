@@ -264,8 +264,9 @@ class Group:
                 parameter group.
             grad_norm: norm of the gradient, for telemetry.
 
-        Raises :class:`ValueError` in the first step of a round if ``requires_grad`` of a parameter
-        has changed since the join, or a buffer that :func:`diloco.join` has no choice for.
+        Raises :class:`ValueError` for a loss or norm of several elements, and in the first step of
+        a round if ``requires_grad`` of a parameter has changed since the join, or a buffer that
+        :func:`diloco.join` has no choice for.
 
         Returns True to continue. False ends training; then :attr:`reason` is a
         :class:`~diloco.errors.StopReason`: completed, token_limit, stopped or left.
@@ -273,6 +274,7 @@ class Group:
         if self.done:
             return False
         self._loop.tasks.hooks.check()
+        loss, grad_norm = _of_one_element("loss", loss), _of_one_element("grad_norm", grad_norm)
         step = self.data_step
         step_s = self._loop.counter.count(tokens=tokens, loss=loss)
         if tokens == 0 and not self._warned_of_tokens:
@@ -459,6 +461,19 @@ class Group:
             raise StopTraining(StopReason.STOPPED)
         if self._shutdown.is_over():
             raise StopTraining(StopReason.LEFT)
+
+
+def _of_one_element(name: str, number: Number) -> Number:
+    """Return a loss or norm as a number or a plain tensor; FSDP2's are sharded, also on a single
+    rank. Raises :class:`ValueError` for several elements."""
+    if not isinstance(number, Tensor):
+        return number
+    if number.numel() != 1:
+        raise ValueError(
+            f"{name}: expected a number or a tensor of one element, found one of the shape "
+            f"{tuple(number.shape)}"
+        )
+    return named_parameters.read(number)
 
 
 def _device_name(device: torch.device) -> str:

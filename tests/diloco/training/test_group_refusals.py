@@ -12,6 +12,8 @@ from torch import nn
 
 from diloco.errors import ReplicaError
 from diloco.group import join
+from diloco.init import create_group
+from diloco.protocol.settings import GroupSettings
 
 MakeGroup = Callable[..., Any]
 
@@ -53,3 +55,17 @@ def test_a_heartbeat_interval_of_half_the_timeout_is_refused(
             replica=0,
             heartbeat_interval_s=interval_s,
         )
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_a_loss_or_norm_of_several_elements_is_refused(tmp_path: Path, name: str) -> None:
+    create_group(
+        str(tmp_path), GroupSettings(num_replicas=1, sync_every=1, total_rounds=1, warmup_steps=0)
+    )
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with join(str(tmp_path), model=model, inner_optimizer=optimizer, replica=0) as member:
+        numbers = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor([1.0])}
+        with pytest.raises(ValueError, match=rf"{name}: expected .* of the shape \(2,\)"):
+            member.step(tokens=1, **{**numbers, name: torch.ones(2)})
+        assert not member.step(tokens=1, **numbers)
