@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 torchrun_replica.py URI REPLICA [--ddp]    one replica of two ranks
 
 Without arguments, replica 0 has two ranks and shards its model with FSDP2, and replica 1 has one
-rank and no wrapper. They share only a folder and end with the same weights. ``--ddp`` uses
-DistributedDataParallel instead of FSDP2. Each rank uses the GPU of its LOCAL_RANK, if there is one.
+rank and no wrapper. They share only a folder and end with the same weights; with fewer than two
+GPUs they use the CPU. ``--ddp`` uses DistributedDataParallel instead of FSDP2. Each rank uses the
+GPU of its LOCAL_RANK, if there is one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def demonstrate() -> int:
             [*torchrun, "--nproc-per-node", "2", __file__, uri, "0"],
             [sys.executable, __file__, uri, "1"],
         ]
-        replicas = [subprocess.Popen(command) for command in commands]
+        environment = dict(os.environ)
+        if torch.cuda.device_count() < 2:  # NCCL needs one for each rank
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        replicas = [subprocess.Popen(command, env=environment) for command in commands]
         return max(replica.wait() for replica in replicas)
 
 
