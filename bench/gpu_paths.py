@@ -1,9 +1,10 @@
 """The CUDA paths of a replica: inner steps in bf16, weights between GPU and host, codecs.
 
-Needs a GPU; without one it prints a notice and exits with status 0. Also trains two replicas that
-share the GPU through a folder for a few rounds, and checks that both end with the same bits.
+Needs a GPU; without one it prints a notice and exits with status 0. Also trains replicas that share
+the GPU through a folder for a few rounds, some of them sharded with FSDP2, and checks that all have
+the same global weights, bit by bit. The GPU's codecs must give the bits of the CPU's.
 
-Usage: python bench/gpu_paths.py [--size base]
+Usage: python bench/gpu_paths.py [--size base] [--numel 1073741824] [--parts steps weights ...]
 """
 
 from __future__ import annotations
@@ -14,31 +15,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.support.segments import every_segment
-from diloco.clock import SystemClock
-from diloco.codecs import get_codec
-from diloco.exchange.payload import PayloadInfo, PayloadWriter
+from diloco.codecs import Codec, get_codec
+from diloco.group import join
 from diloco.init import create_group
 from diloco.model.flat_parameters import Layout
-from diloco.model.fragments import Slot
-from diloco.model.outer_optimizer import OuterOptimizer, WeightedSum, digest, l2_norm
+from diloco.protocol import keys
 from diloco.protocol.group_document import GroupDocument
 from diloco.protocol.settings import GroupSettings
 from diloco.protocol.telemetry import Segment
 from diloco.protocol.workload import ByteGPTWorkload
+from diloco.replica import Rank, train
 from diloco.store.base import LocalStore
 from diloco.training.final_result import read_final
 from diloco.workloads import load_workload
 
 ROOT = Path(__file__).resolve().parent.parent
+TENSORS = 64
+PIECE = 2**22
+"""Elements that the GPU encodes at a time."""
+PARTS = ("steps", "weights", "codecs", "replicas", "ranks")
 
 
 def seconds(work: Callable[[], object], *, repeat: int = 5) -> float:
@@ -82,71 +92,159 @@ def inner_steps(size: str) -> None:
         f"{step_s * 1e3:.1f} ms, {tokens_s:,.0f} tokens/s, "
         f"{6 * parameters * tokens_s / 1e12:.0f} TFLOP/s by 6 N D"
     )
-    weights(model)
 
 
-def weights(model: torch.nn.Module) -> None:
+def weights(numel: int) -> None:
+    """Copies between a model of ``numel`` parameters in bf16 on the GPU and the host."""
+    shape = (numel // TENSORS,)
+    model = torch.nn.ParameterList(
+        torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(TENSORS)
+    )
     layout = Layout(model)
     size = 4 * layout.numel
-    read_s = seconds(layout.read)
-    vector = layout.read()
-    assert vector.is_pinned()
-    pageable = torch.empty(layout.numel)
-    on_gpu = vector.cuda()
-    pageable_s = seconds(lambda: pageable.copy_(on_gpu))
-    print(
-        f"weights GPU -> host, {size / 1e6:.0f} MB: {size / read_s / 1e9:.1f} GB/s, pinning "
-        f"included; one pageable copy {size / pageable_s / 1e9:.1f} GB/s"
-    )
-    write_s = seconds(lambda: layout.write(vector))
-    print(f"weights host -> GPU: {size / write_s / 1e9:.1f} GB/s")
-    codecs(vector.clone(), layout.slots)
+    base = layout.read()
+    into = torch.empty_like(base)
+    with torch.no_grad():
+        for parameter in model:
+            parameter.mul_(0.99)
+    locals_ = torch.cat([parameter.detach() for parameter in model]).float().cpu()
+    layout.put_progress(into, base, add=False)
+    assert torch.equal(into, locals_ - base), "the bits of the CPU"
+    whole = torch.empty(layout.numel, device="cuda")
+    pinned_s = seconds(lambda: torch.empty_like(base, pin_memory=True).copy_(whole), repeat=2)
+    pageable_s = seconds(lambda: into.copy_(whole))
+    layout.read()
+    rows = {
+        "read: GPU to host as fp32": seconds(layout.read),
+        "one pageable copy of the same bytes": pageable_s,
+        "one pinned copy of the same bytes, pinning included": pinned_s,
+        "put_progress: read, minus the base": seconds(
+            lambda: layout.put_progress(into, base, add=False)
+        ),
+        "write: host to GPU, as bf16": seconds(lambda: layout.write(base)),
+        "one pageable copy of fp32 to the GPU": seconds(lambda: whole.copy_(base)),
+    }
+    layout.write(base)
+    assert torch.equal(layout.read(), base.bfloat16().float())
+    print(f"{layout.numel:,} parameters in bf16, {torch.get_num_threads()} threads:")
+    for title, found_s in rows.items():
+        print(f"  {title}: {found_s:.2f} s, {size / found_s / 1e9:.1f} GB/s of fp32")
 
 
-def codecs(vector: torch.Tensor, slots: Sequence[Slot]) -> None:
-    size, clock = 4 * vector.numel(), SystemClock()
-    on_gpu = vector.cuda()
-    for name in ("fp32", "bf16", "int8", "e3m0", "topk"):
+def codecs(numel: int) -> None:
+    """Encode a vector of the host there and on the GPU, transfers included. Raises
+    :class:`SystemExit` unless both give the same bytes."""
+    vector = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    vector[: numel // 3] *= torch.rand(numel // 3) ** 8  # rows of unlike size
+    vector[-1] = torch.nan
+    for name in ("bf16", "int8", "e3m0", "topk"):
         codec = get_codec(name)
-        info = PayloadInfo(
-            round=1,
-            fragment=0,
-            replica=0,
-            incarnation="00001-00000000",
-            codec=name,
-            numel=vector.numel(),
+        body, expected = (
+            torch.empty(codec.encoded_bytes(numel), dtype=torch.uint8) for _ in range(2)
         )
-        cpu_s = seconds(lambda codec=codec: codec.encode(vector))
-        gpu_s = seconds(lambda codec=codec: codec.encode(on_gpu))
-        same = torch.equal(codec.encode(on_gpu).cpu(), codec.encode(vector))
-        packing = PayloadWriter(info, vector, codec, slots, clock=clock)
-        pack_s = seconds(lambda packing=packing: deque(packing.parts(), maxlen=0))
+
+        def on_gpu(codec: Codec = codec, body: Tensor = body) -> None:
+            for start in range(0, numel, PIECE):
+                stop = min(start + PIECE, numel)
+                encoded = codec.encode(vector[start:stop].cuda())
+                body[codec.encoded_bytes(start) : codec.encoded_bytes(stop)].copy_(encoded)
+
+        rates = [4e-9 * numel / seconds(on_gpu, repeat=3)]
+        for threads in (1, 8):
+            torch.set_num_threads(threads)
+            rates.append(4e-9 * numel / seconds(partial(codec.encode, vector, expected), repeat=2))
         print(
-            f"codec {name}: encode CPU {size / cpu_s / 1e9:.1f} GB/s, GPU "
-            f"{size / gpu_s / 1e9:.0f} GB/s, {'the same' if same else 'OTHER'} bits; packed on "
-            f"the CPU, checksums and norms included, {size / pack_s / 1e9:.2f} GB/s"
+            f"codec {name}: GB/s of fp32 encoded on the GPU {rates[0]:.2f}, with 1 thread of the "
+            f"CPU {rates[1]:.2f}, with 8 {rates[2]:.2f}"
         )
-    outer = OuterOptimizer(lr=0.7, momentum=0.9, numel=vector.numel())
-    target, total = vector.clone(), WeightedSum(torch.empty(vector.numel()))
-    step_s = seconds(lambda: outer.step(target, vector))
-    sum_s = seconds(lambda: [total.add(0, vector, 0.5) for _ in range(2)])
-    print(
-        f"outer step {step_s * 1e3:.0f} ms, sum of two {sum_s * 1e3:.0f} ms, "
-        f"norm {seconds(lambda: l2_norm(vector)) * 1e3:.0f} ms, "
-        f"digest {seconds(lambda: digest(vector)) * 1e3:.0f} ms"
-    )
+        if not torch.equal(body, expected):
+            raise SystemExit(f"{name}: expected the bytes of the CPU, found others")
 
 
-def two_replicas() -> None:
+RANKS = {0: ("gloo", 2), 1: ("cpu:gloo,cuda:nccl", 1), 2: ("", 1)}
+"""Backend and ranks of each replica: DistributedDataParallel of two ranks on one GPU, which NCCL
+refuses, FSDP2 with NCCL on one rank, and a plain model."""
+
+
+def replicas_of_ranks(codec: str) -> None:
+    """Train replicas that divide their model differently, and compare their global weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = GroupSettings(
+            num_replicas=len(RANKS),
+            min_quorum=len(RANKS),
+            sync_every=50,
+            total_rounds=4,
+            warmup_steps=50,
+            inner_lr=1e-3,
+            batch_size=32,
+            codec=codec,
+            grace_s=120.0,
+        )
+        create_group(folder, settings, workload=ByteGPTWorkload(size="mini").to_dict())
+        processes = []
+        for replica, (_, ranks) in RANKS.items():
+            port = str(29500 + replica)
+            for rank in range(ranks):
+                environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, __file__, "--rank-of", str(replica), folder],
+                        env=os.environ | environment | {"MASTER_ADDR": "127.0.0.1"},
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+        ended = [(process.communicate(timeout=300)[1], process.returncode) for process in processes]
+        if any(status for _, status in ended):
+            raise SystemExit(
+                "\n".join(f"status {status}: {text[-2000:]}" for text, status in ended)
+            )
+        compare(folder, f"replicas of 2, 1 and 1 ranks, {codec}")
+
+
+def train_rank(replica: int, uri: str) -> None:
+    """Train as one rank of a replica."""
+    backend, ranks = RANKS[replica]
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = LocalStore(Path(uri))
+    document = GroupDocument.from_bytes(store.get(keys.GROUP))
+    workload = load_workload(document, replica=replica, device=device)
+    model = workload.build_model()
+    rank = Rank()
+    if backend:
+        dist.init_process_group(backend)
+        rank = Rank(dist.get_rank(), ranks)
+        if ranks == 1:
+            model = fully_shard(model, mesh=init_device_mesh("cuda", (ranks,)))
+        else:
+            model = DistributedDataParallel(model)
+    with join(
+        uri, model=model, inner_optimizer=workload.inner_optimizer(model), replica=replica
+    ) as group:
+        train(group, workload, model, rank)
+    if backend:
+        dist.destroy_process_group()
+
+
+def two_replicas(*codecs: str) -> None:
+    """Train two replicas of the built-in program on one GPU, with each codec."""
+    for codec in codecs:
+        train_two(codec)
+
+
+def train_two(codec: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = GroupSettings(
             num_replicas=2,
+            min_quorum=2,
             sync_every=100,
             total_rounds=5,
             warmup_steps=100,
             inner_lr=1e-3,
             batch_size=32,
-            codec="bf16",
+            codec=codec,
+            grace_s=120.0,
         )
         create_group(folder, settings, workload=ByteGPTWorkload(size="mini").to_dict())
         replicas = [
@@ -160,37 +258,61 @@ def two_replicas() -> None:
             for replica in range(2)
         ]
         for process in replicas:
-            _, errors = process.communicate(timeout=400)
+            _, errors = process.communicate(timeout=300)
             if process.returncode:
                 raise SystemExit(errors[-3000:])
-        store = LocalStore(Path(folder))
-        segments = list(map(Segment.from_bytes, every_segment(store)))
-        digests: dict[int, set[str]] = {}
-        for segment in segments:
-            for report in segment.rounds:
-                digests.setdefault(report.round, set()).add(report.weights_digest)
-        assert all(len(found) == 1 for found in digests.values()), digests
-        evaluations = sorted((e.round, e.loss) for segment in segments for e in segment.evaluations)
-        final = read_final(store)
-        assert final is not None
-        print(
-            f"two replicas on one GPU, 5 rounds of 100 steps: loss "
-            f"{' '.join(f'{loss:.3f}' for _, loss in evaluations)}; the global weights of both "
-            f"are bit-identical in all {len(digests)} rounds"
-        )
+        compare(folder, f"two replicas, {codec}")
+
+
+def compare(folder: str, title: str) -> None:
+    """Raise unless the replicas had the same global weights in every round."""
+    store = LocalStore(Path(folder))
+    segments = list(map(Segment.from_bytes, every_segment(store)))
+    digests: dict[int, set[str]] = {}
+    for segment in segments:
+        for report in segment.rounds:
+            digests.setdefault(report.round, set()).add(report.weights_digest)
+    assert digests and all(len(found) == 1 for found in digests.values()), digests
+    evaluations = sorted((e.round, e.loss) for segment in segments for e in segment.evaluations)
+    assert read_final(store) is not None
+    print(
+        f"{title}: held-out loss {' '.join(f'{loss:.3f}' for _, loss in evaluations)}; the global "
+        f"weights are bit-identical in all {len(digests)} rounds"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="base")
+    parser.add_argument("--size", default="base", help="of the built-in model")
+    parser.add_argument("--numel", type=int, default=2**30, help="parameters of the other model")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="all by default")
+    parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("uri", nargs="?", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.rank_of is not None:
+        train_rank(arguments.rank_of, arguments.uri)
+        return 0
     if not torch.cuda.is_available():
         print("no GPU here: nothing to measure")
         return 0
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    inner_steps(arguments.size)
-    two_replicas()
-    return 0
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    failed = 0
+    parts: dict[str, Callable[[], None]] = {
+        "steps": lambda: inner_steps(arguments.size),
+        "weights": lambda: weights(arguments.numel),
+        "codecs": lambda: codecs(arguments.numel // 8),
+        "replicas": lambda: two_replicas("bf16", "e3m0"),
+        "ranks": lambda: replicas_of_ranks("int8"),
+    }
+    for name in arguments.parts or parts:
+        try:
+            parts[name]()
+        except (Exception, SystemExit):
+            failed = 1
+            traceback.print_exc()
+        torch.cuda.empty_cache()
+        sys.stdout.flush()
+    return failed
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ has memory for both, so replica 1, one process, joins, trains and contributes fi
 once its record is stored; its lease outlives it. Then replica 0 joins, trains, uploads, downloads
 the other's payload, computes the mean, applies the outer step and writes the checkpoint of the
 round in the background. It is one process with the whole model, or several ranks over gloo that
-each hold their part of every tensor (DTensor). Each case has its own server.
+each hold their part of every tensor (DTensor). Each case has its own server. With ``--device cuda``
+the model is on a GPU.
 
 *Peak* is the largest resident set of a process of replica 0 (VmHWM), the model included. *Exchange*
 is the time from the last local step until the next one can begin, of the slowest rank, *checkpoint*
@@ -13,7 +14,7 @@ from there until its manifest is stored. *Raw* moves the same bytes with the sam
 same server in objects of 16 MiB with the fastest number of threads, and does nothing else.
 
 Usage: python bench/large_model.py [--numel N] [--ranks 1 4] [--codec bf16] [--plan gather]
-       [--folder DIR] [--store s3|URI]
+       [--folder DIR] [--store s3|URI] [--device cpu] [--threads 1]
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from bench.support.memory import reset_peak, resident
+from bench.support.segments import every_segment
 from diloco.group import join
 from diloco.init import create_group
 from diloco.model.named_parameters import local
 from diloco.protocol import keys
 from diloco.protocol.reduce_cost import round_cost
 from diloco.protocol.settings import GroupSettings
+from diloco.protocol.telemetry import Segment
 from diloco.store.base import PART_BYTES, Store
 from diloco.store.open import open_store
 from diloco.training.checkpoint import newest_manifest
@@ -102,12 +105,25 @@ class Result:
     joined_s: float
     exchange_s: float
     complete_s: float
+    phases: dict[str, float]
 
 
-def weights(numel: int, ranks: int) -> nn.ParameterList:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """The model of replica 0, its ranks and device, and the CPU threads of a process."""
+
+    numel: int
+    ranks: int
+    device: str
+    threads: int
+
+
+def weights(case: Case, ranks: int) -> nn.ParameterList:
     """Return the model, or this rank's part of it."""
-    shape = (numel // TENSORS // ranks,)
-    parts = (torch.full(shape, 0.5, dtype=torch.bfloat16) for _ in range(TENSORS))
+    shape = (case.numel // TENSORS // ranks,)
+    parts = (
+        torch.full(shape, 0.5, dtype=torch.bfloat16, device=case.device) for _ in range(TENSORS)
+    )
     if ranks == 1:
         return nn.ParameterList(parts)
     mesh = init_device_mesh("cpu", (ranks,))
@@ -117,14 +133,14 @@ def weights(numel: int, ranks: int) -> nn.ParameterList:
 
 
 def replica(
-    number: int, rank: int, ranks: int, uri: str, folder: str, numel: int, results: Connection
+    number: int, rank: int, ranks: int, uri: str, folder: str, case: Case, results: Connection
 ) -> None:
     """Train one step of one round; send times and memory."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(case.threads)
     if ranks > 1:
         meet = f"file://{folder}/meet"
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
-    model = weights(numel, ranks)
+    model = weights(case, ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model_bytes = reset_peak()
     start_s = time.monotonic()
@@ -141,6 +157,8 @@ def replica(
         exchange_s = time.monotonic()
         group.step(tokens=1, loss=1.0)
         exchanged_s = time.monotonic() - exchange_s
+        if rank == 0:
+            group._telemetry.flush()
         _until(lambda: _checkpoint(open_store(uri)) >= 1)
         results.send(
             Result(
@@ -150,11 +168,21 @@ def replica(
                 joined_s=joined_s,
                 exchange_s=exchanged_s,
                 complete_s=time.monotonic() - exchange_s,
+                phases=phases_of(open_store(uri), number) if rank == 0 else {},
             )
         )
         if ranks > 1:
             dist.barrier()
         os._exit(0)  # without the upload of the final weights
+
+
+def phases_of(store: Store, number: int) -> dict[str, float]:
+    """Return the seconds of the phases that a replica has reported of its last round."""
+    segments = map(Segment.from_bytes, every_segment(store))
+    reports = [
+        report for segment in segments if segment.replica == number for report in segment.rounds
+    ]
+    return dict(reports[-1].phases)
 
 
 def _checkpoint(store: Store) -> int:
@@ -212,30 +240,31 @@ class Rank:
         return result
 
 
-def started(number: int, ranks: int, uri: str, folder: str, numel: int) -> list[Rank]:
+def started(number: int, ranks: int, uri: str, folder: str, case: Case) -> list[Rank]:
     """Start the processes of a replica."""
     context = multiprocessing.get_context("spawn")
     processes = []
     for rank in range(ranks):
         receive, send = context.Pipe(duplex=False)
-        arguments = (number, rank, ranks, uri, folder, numel, send)
+        arguments = (number, rank, ranks, uri, folder, case, send)
         process = context.Process(target=replica, args=arguments)
         process.start()
         processes.append(Rank(process, receive))
     return processes
 
 
-def measure(uri: str, numel: int, ranks: int, codec: str, plan: str) -> None:
+def measure(uri: str, case: Case, codec: str, plan: str) -> None:
+    numel, ranks = case.numel, case.ranks
     store = open_store(uri)
     create_group(uri, settings_of(codec, plan))
     with tempfile.TemporaryDirectory() as folder:
-        first = started(1, 1, uri, folder, numel)[0].process
+        first = started(1, 1, uri, folder, case)[0].process
         _until(lambda: has_contributed(store, 1) or not first.is_alive())
         if not first.is_alive():
             raise SystemExit(f"replica 1 ended with status {first.exitcode}")
         first.kill()
         first.join()
-        processes = started(0, ranks, uri, folder, numel)
+        processes = started(0, ranks, uri, folder, case)
         try:
             results = [one.result() for one in processes]
         finally:
@@ -248,13 +277,18 @@ def measure(uri: str, numel: int, ranks: int, codec: str, plan: str) -> None:
     exchange_s = max(result.exchange_s for result in results)
     joined_s = max(result.joined_s for result in results)
     complete_s = max(result.complete_s for result in results)
-    print(f"parameters {numel:,}, ranks {ranks}, codec {codec}, plan {plan}")
+    print(
+        f"parameters {numel:,} on {case.device}, ranks {ranks}, codec {codec}, plan {plan}, "
+        f"threads {case.threads}"
+    )
     print("| rank | model | joined | peak |\n| ---: | ---: | ---: | ---: |")
     for rank, one in enumerate(results):
         print(f"| {rank} | {one.model / GB:.2f} | {one.joined / GB:.2f} | {one.peak / GB:.2f} GB |")
     print(f"peak of all ranks {sum(result.peak for result in results) / GB:.2f} GB")
     print(f"join {joined_s:.1f} s; {cost.up / GB:.2f} GB up, {cost.down / GB:.2f} GB down")
     print(f"exchange {exchange_s:.1f} s; raw {raw_s:.1f} s ({100 * raw_s / exchange_s:.0f} %)")
+    phases = sorted(results[0].phases.items(), key=lambda phase: -phase[1])
+    print("phases of rank 0:", ", ".join(f"{name} {took_s:.2f} s" for name, took_s in phases))
     print(f"checkpoint complete {complete_s - exchange_s:.1f} s after the exchange", flush=True)
 
 
@@ -266,7 +300,11 @@ def main() -> int:
     parser.add_argument("--plan", default="gather")
     parser.add_argument("--folder", help="folder for the server's files")
     parser.add_argument("--store", default="s3", help="s3 (starts a server) or a URI")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU, for each process")
     given = parser.parse_args()
+    if given.device == "cuda" and given.ranks != [1]:
+        raise SystemExit(f"expected --ranks 1 with --device cuda, found {given.ranks}")
     for ranks in given.ranks:
         if given.numel % (TENSORS * ranks):
             raise SystemExit(f"expected a multiple of {TENSORS * ranks}, found {given.numel}")
@@ -274,7 +312,13 @@ def main() -> int:
             uri = f"{given.store}/{ranks}"
             if given.store == "s3":
                 uri = stack.enter_context(s3_server(given.folder))
-            measure(uri, given.numel, ranks, given.codec, given.plan)
+            case = Case(
+                numel=given.numel,
+                ranks=ranks,
+                device=given.device,
+                threads=given.threads,
+            )
+            measure(uri, case, given.codec, given.plan)
     return 0
 
 

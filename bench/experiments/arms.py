@@ -45,7 +45,9 @@ class Arm:
 
     ``members`` is the number of replicas in each round, in order. ``drop`` is the probability that
     a replica's contribution to a round is lost; ``drops`` has that of each replica instead.
-    ``outage`` is a replica, and the first and last round of those that lose its contribution.
+    ``outage`` is a replica, and the first and last round of those that lose its contribution. With
+    ``cut_off`` its heartbeats of these rounds are lost too, so the others count it as dead from the
+    second of them on.
     ``settings`` go into :class:`GroupSettings`. A ``retired`` arm has results of an earlier version
     of the library, which this one cannot repeat.
     """
@@ -59,6 +61,7 @@ class Arm:
     drop: float = 0.0
     drops: tuple[float, ...] = ()
     outage: tuple[int, int, int] | None = None
+    cut_off: bool = False
     retired: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,7 +108,7 @@ class Arm:
             "max_replicas": max(self.members),
             "min_quorum": self.members[0] if all_replicas else 1,
             "grace_s": 80_000.0,
-            "heartbeat_timeout_s": 3600.0,
+            "heartbeat_timeout_s": 60.0 if self.cut_off else 3600.0,
             "start_wait_s": 80_000.0,
             "round_timeout_s": 80_000.0,
             "eval_every": rounds // EVALUATIONS,
@@ -121,11 +124,11 @@ class Arm:
         body.pop("retired")
         if self.fragments == 1:
             body.pop("fragments")
-        for name in ("drops", "outage"):
+        for name in ("drops", "outage", "cut_off"):
             if not body[name]:
                 body.pop(name)
-            else:
-                body[name] = list(body[name])
+        for name in body.keys() & {"drops", "outage"}:
+            body[name] = list(body[name])
         return body | {"members": list(self.members), "seed": seed}
 
 
@@ -283,6 +286,13 @@ LATE: tuple[Arm, ...] = (
         )
         for keep in (0.5, 1.0, 0.0)
     ),
+    Arm(
+        name="late_cut_off_keep_0.5",
+        title="outage of one replica that is counted as dead, 8 of 40 rounds, keep 0.5",
+        outage=OUTAGE,
+        cut_off=True,
+        settings=_keeps(0.5),
+    ),
     *(
         Arm(
             name=f"late_speed_keep_{keep:g}",
@@ -336,7 +346,7 @@ WHOLE_ROOM: tuple[Arm, ...] = tuple(
         retired=True,
     )
     for arm in LATE
-    if 0 < arm.late_keep < 1
+    if 0 < arm.late_keep < 1 and not arm.cut_off
 )
 """Late work when each of eight missed rounds left the room of a whole replica; now the room shrinks
 with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""

@@ -96,7 +96,8 @@ class LossyStore:
 
     The record arrives with no tokens, which counts neither for quorum nor merge. The round is
     committed without the member, which is late, exactly as if nothing had arrived, only that no
-    replica waits for a grace window to pass.
+    replica waits for a grace window to pass. A member that is cut off writes neither record nor
+    heartbeats in these rounds.
     """
 
     def __init__(self, inner: Store, *, arm: Arm, seed: int) -> None:
@@ -110,10 +111,21 @@ class LossyStore:
 
     def put(self, key: str, data: Data) -> None:
         parsed = keys.parse_contribution_record(key)
-        if parsed and parsed[1] not in expected_contributors(self._arm, self._seed, parsed[0]):
+        if self._arm.cut_off and keys.parse_beat(key):
+            beat = Heartbeat.from_bytes(bytes(data))
+            if beat.state != "syncing" and self._loses(beat.round, beat.replica):
+                return
+        if parsed and self._loses(*parsed[:2]):
+            if self._arm.cut_off:
+                return
             record = ContributionRecord.from_bytes(bytes(data))
             data = dataclasses.replace(record, tokens=0).to_bytes()
         self._inner.put(key, data)
+
+    def _loses(self, round: int, replica: int) -> bool:
+        if not 0 < round <= len(self._arm.members):
+            return False
+        return replica not in expected_contributors(self._arm, self._seed, round)
 
 
 def expected_contributors(arm: Arm, seed: int, round: int) -> frozenset[int]:
@@ -324,9 +336,9 @@ class _Members:
         )
 
     def _check_late(self, plan: Plan) -> None:
-        """Raise unless the plan leaves room for all replicas whose contribution was lost."""
+        """Raise unless the plan leaves room for all live replicas whose contribution was lost."""
         expected: frozenset[int] = frozenset()
-        if self._arm.late_keep > 0:
+        if self._arm.late_keep > 0 and not self._is_dead(plan.round):
             taken = expected_contributors(self._arm, self._seed, plan.round)
             expected = frozenset(range(self._arm.members[plan.round - 1])) - taken
         found = frozenset(late.replica for late in plan.late)
@@ -335,6 +347,11 @@ class _Members:
                 f"round {plan.round}: expected late replicas {sorted(expected)}, "
                 f"found {sorted(found)}"
             )
+
+    def _is_dead(self, round: int) -> bool:
+        """Return whether the lease of a member that is cut off has expired."""
+        outage = self._arm.outage
+        return self._arm.cut_off and outage is not None and outage[1] < round <= outage[2]
 
     def _commits(self) -> list[Commit]:
         found: list[Commit] = []
