@@ -40,8 +40,9 @@ MAGIC = b"ARCHIPL2"
 U8 = torch.uint8
 SLICE = 2**18
 """Elements encoded, or decoded and summed, at a time; a slice fits into a core's cache."""
-KEPT_SHARE = 32
-"""The writer keeps a payload that is smaller than its vector by at least this factor."""
+KEPT_SHARE = 6
+"""The writer keeps a payload that is smaller than its vector by at least this factor (E3M0 and
+top-k), so that the sum of the round and the cosine do not encode the vector again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ class PayloadWriter:
         """Yield the object in parts of :data:`PART_BYTES`, each in separate memory."""
         parts = _PartBuffer(self.size_bytes)
         content = _Content()
-        is_small = self._codec.encoded_bytes(self.info.numel) * KEPT_SHARE < 4 * self.info.numel
+        kept = self._kept_body()
         if self.header:
             parts.room(len(self.header)).copy_(torch.frombuffer(bytearray(self.header), dtype=U8))
             yield from parts.filled()
@@ -163,13 +164,23 @@ class PayloadWriter:
             bodies, checksums = self.blocks.encode(piece, where, body)
             content.checksums.append(checksums)
             self._count(content, where, self.blocks.decode_bodies(bodies, where.numel))
-            if is_small:
-                content.kept += [body.clone() for body in bodies]
+            if kept is not None:
+                start = self._codec.encoded_bytes(where.start - offset)
+                for body in bodies:
+                    kept[start : start + body.numel()] = body
+                    start += body.numel()
             self.encode_s += self._clock.monotonic() - started_s
             yield from parts.filled()
         self.checksums = "".join(content.checksums)
         self.squares = content.squares
-        self.body = torch.cat(content.kept) if content.kept else None
+        self.body = kept
+
+    def _kept_body(self) -> Tensor | None:
+        """Return memory for the body, if it is kept."""
+        size_bytes = self._codec.encoded_bytes(self.span.numel)
+        if size_bytes * KEPT_SHARE >= 4 * self.span.numel:
+            return None
+        return torch.empty(size_bytes, dtype=U8)
 
     def _count(self, content: _Content, where: Span, decoded: Tensor) -> None:
         """Add the sums of squares of the elements ``where``."""
@@ -185,7 +196,6 @@ class _Content:
 
     checksums: list[str] = field(default_factory=list)
     squares: list[tuple[int, float]] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)
 
 
 class _PartBuffer:
