@@ -42,7 +42,8 @@ def quantise(rows: Tensor, out: Tensor) -> Tensor:
     """Write ``rows`` (n, m) as (n, m) int8 into ``out``; return their scales, (n, 1) fp32."""
     largest = largest_of(rows)
     out.copy_(scaled_to(127.0, rows, largest).round_())
-    # A tensor, because CUDA multiplies by the inverse of a number, which rounds differently.
+    # Divides by a tensor: for a Python number CUDA multiplies by the inverse, which rounds
+    # differently.
     scale = (largest / torch.full_like(largest, 127)).clamp_(max=LARGEST_INT8_SCALE)
     return scale.masked_fill_(largest < TINY, 0.0)
 

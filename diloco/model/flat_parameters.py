@@ -165,7 +165,8 @@ class Layout:
     def read(self, fragment: int | None = None) -> Tensor:
         """Return the parameters of a fragment, or all, as a new fp32 vector (n,) on the CPU."""
         vector = torch.empty(self.held_span(fragment).numel, dtype=torch.float32)
-        for chunk in chunks_on_host(self._pieces(fragment), numel=vector.numel()):
+        pieces = self._pieces(fragment)
+        for chunk in chunks_on_host(pieces, numel=vector.numel(), changes=False):
             vector[chunk.where].copy_(chunk.values)
         return vector
 
