@@ -5,8 +5,7 @@ reads one, the other is being transferred. So no pinned memory of a fragment's s
 torch's allocator would round up to a power of two, and no copy waits for other streams than the
 caller's. Values are converted before they are transferred, with one rounding to nearest even.
 
-Left out: tensors on a GPU that are not contiguous, and the parameters of FSDP2, which torch
-distributes itself.
+Left out: tensors on a GPU that are not contiguous.
 """
 
 from __future__ import annotations

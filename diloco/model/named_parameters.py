@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from diloco.model.host_copies import copy_from_host
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor.placement_types import Placement
 
 log = logging.getLogger(__name__)
 
@@ -188,11 +190,24 @@ def write(parameter: Tensor, full: Tensor) -> None:
     if not is_sharded(parameter):
         copy_from_host(parameter, full)
         return
-    from torch.distributed.tensor import distribute_tensor
-
     held: Any = parameter
-    local = distribute_tensor(full, held.device_mesh, held.placements, src_data_rank=None)
-    copy_from_host(held.to_local(), local.to_local())
+    copy_from_host(held.to_local(), own_part(full, held.device_mesh, held.placements))
+
+
+def own_part(full: Tensor, mesh: DeviceMesh, placements: Iterable[Placement]) -> Tensor:
+    """Return a view of the part of a tensor that this rank holds, on the tensor's device.
+
+    ``distribute_tensor`` gives the same part, but moves the whole tensor to the mesh's device.
+    """
+    from torch.distributed.tensor import Shard
+
+    part = full
+    for dimension, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            parts = part.chunk(mesh.size(dimension), placement.dim)
+            rank = mesh.get_local_rank(dimension)
+            part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+    return part
 
 
 def state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import Replicate, Shard
 
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
+from diloco.model.named_parameters import own_part
 
 
 class Model(nn.Module):
@@ -83,3 +86,35 @@ def test_a_model_sharded_by_fsdp1_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"expected a model sharded by .*fully_shard, found one"):
         Layout(FullyShardedDataParallel())
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a mesh of these sizes."""
+
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def size(self, dimension: int) -> int:
+        return self.sizes[dimension]
+
+    def get_local_rank(self, dimension: int) -> int:
+        return self.ranks[dimension]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_the_parts_of_all_ranks_are_the_whole_tensor(ranks: int, dimension: int) -> None:
+    full = torch.arange(12.0).view(3, 4)
+    parts = [own_part(full, Place((ranks,), (rank,)), [Shard(dimension)]) for rank in range(ranks)]
+    assert torch.equal(torch.cat(parts, dimension), full)
+    expected, _ = Shard(dimension)._split_tensor(full, ranks, with_padding=False)
+    assert [part.numel() for part in parts] == [part.numel() for part in expected]
+
+
+def test_a_mesh_of_two_dimensions_divides_one_after_the_other() -> None:
+    full = torch.arange(12.0).view(3, 4)
+    found = own_part(full, Place((2, 2), (1, 0)), [Shard(0), Shard(1)])
+    assert torch.equal(found, full[2:, :2])
+    whole = own_part(full, Place((2, 2), (1, 1)), [Replicate(), Shard(1)])
+    assert torch.equal(whole, full[:, 2:])
