@@ -117,7 +117,7 @@ def weights(numel: int) -> None:
     rows = {
         "read: GPU to host as fp32": seconds(layout.read),
         "one pageable copy of the same bytes": pageable_s,
-        "one pinned copy of the same bytes, pinning included": pinned_s,
+        "one copy of the same bytes into pinned memory": pinned_s,
         "put_progress: read, minus the base": seconds(
             lambda: layout.put_progress(into, base, add=False)
         ),
@@ -281,13 +281,15 @@ def compare(folder: str, settings: GroupSettings, title: str) -> None:
     """Raise :class:`SystemExit` unless all replicas had the same global weights in every round."""
     store = LocalStore(Path(folder))
     segments = list(map(Segment.from_bytes, every_segment(store)))
-    digests: dict[int, dict[int, str]] = {}
+    reports: dict[int, set[tuple[int, str]]] = {}
     for segment in segments:
         for report in segment.rounds:
-            digests.setdefault(report.round, {})[segment.replica] = report.weights_digest
+            reports.setdefault(report.round, set()).add((segment.replica, report.weights_digest))
     for round in range(1, settings.total_rounds + 1):
-        found = digests.get(round, {})
-        if sorted(found) != list(range(settings.num_replicas)) or len(set(found.values())) != 1:
+        found = sorted(reports.get(round, ()))
+        digests = {digest for _, digest in found}
+        replicas = [replica for replica, _ in found]
+        if replicas != list(range(settings.num_replicas)) or len(digests) != 1 or "" in digests:
             raise SystemExit(f"{title}: expected one digest of round {round}, found {found}")
     evaluations = sorted((e.round, e.loss) for segment in segments for e in segment.evaluations)
     print(

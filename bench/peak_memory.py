@@ -3,9 +3,9 @@
 One process contributes and settles a round over a folder in which the peers' payloads, and in a
 sharded round their shards, lie already; in a syncer round the syncer is measured apart. Counted is
 how far the resident set grows at its peak (VmHWM, reset before), from when the process has imported
-everything and holds its pseudo-gradient, plus that gradient. The bound: two fragments, the parts in
-flight and four that are produced or used (448 MiB), whatever the number of replicas. Ends with
-status 1 above it.
+everything and holds its pseudo-gradient, plus that gradient. The bound: two fragments, the payload
+if it is kept (E3M0, top-k), the parts in flight and four that are produced or used (448 MiB),
+whatever the number of replicas. Ends with status 1 above it.
 
 Applying a round comes after that: with overlap, steps were made since the snapshot and a share of
 them is kept; a replica that was missed keeps all. Counted is the same growth, with gradient and
@@ -33,10 +33,12 @@ from bench.support.memory import reset_peak, resident
 from bench.support.processes import in_memory, in_processes
 from diloco.clock import SystemClock
 from diloco.exchange.inflight_rounds import InflightRound
+from diloco.exchange.payload import KEPT_SHARE
 from diloco.exchange.reduce import Merged, Own
 from diloco.exchange.round_exchange import Sent
 from diloco.model.flat_parameters import Layout
 from diloco.protocol import keys
+from diloco.protocol.payload_size import payload_bytes
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.store.base import PART_BYTES, LocalStore
@@ -171,7 +173,9 @@ def main() -> int:
     parser.add_argument("--codec", nargs="+", choices=CODECS, default=["fp32", "int8"])
     given = parser.parse_args()
     fragment = 4 * given.numel
-    bound = 2 + PARTS_BYTES / fragment
+    payloads = [payload_bytes(given.numel, codec) for codec in given.codec]
+    kept = max((size for size in payloads if size * KEPT_SHARE < fragment), default=0)
+    bound = 2 + (kept + PARTS_BYTES) / fragment
     worst = 0.0
     print(f"fragment {fragment / 2**20:.0f} MiB; bound: {bound:.2f} fragments\n")
     print(f"| plan | codec | {' | '.join(f'N = {n}' for n in given.replicas)} |")

@@ -198,15 +198,19 @@ def own_part(full: Tensor, mesh: DeviceMesh, placements: Iterable[Placement]) ->
     """Return a view of the part of a tensor that this rank holds, on the tensor's device.
 
     ``distribute_tensor`` gives the same part, but moves the whole tensor to the mesh's device.
+    Raises :class:`ValueError` for placements other than ``Shard`` and ``Replicate``.
     """
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import Replicate, Shard
 
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "this rank holds a part of the parameter"
     part = full
-    for dimension, placement in enumerate(placements):
-        if isinstance(placement, Shard):
+    for dimension, (placement, rank) in enumerate(zip(placements, coordinate, strict=True)):
+        if type(placement) is Shard:
             parts = part.chunk(mesh.size(dimension), placement.dim)
-            rank = mesh.get_local_rank(dimension)
             part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+        elif type(placement) is not Replicate:
+            raise ValueError(f"expected the placements Shard and Replicate, found {placement!r}")
     return part
 
 

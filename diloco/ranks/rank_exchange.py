@@ -59,7 +59,6 @@ class RankWork:
         self._open_store = open_store
         self._channel = channel
         self._store: Store | None = None
-        self._bodies: dict[int, Tensor | None] = {}
 
     @property
     def store(self) -> Store:
@@ -125,7 +124,7 @@ class RankWork:
                 identity=identity,
                 digest=digest,
                 vector=opened.contributed,
-                body=self._bodies.get(plan.round),
+                body=self._progress.bodies.get(plan.round),
                 start=place.slice.start,
             )
 
@@ -153,7 +152,7 @@ class RankWork:
             slice=self._channel.rank,
             span=self.layout.slice_of(info.fragment),
         )
-        self._bodies = {info.round: part.body}
+        self._progress.bodies[info.round] = part.body
         return {
             "size_bytes": part.size_bytes,
             "checksums": part.checksums,

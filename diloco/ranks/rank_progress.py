@@ -114,9 +114,9 @@ class RankState(GlobalState):
 class RankProgress(LocalProgress):
     """Global state, step counts and residuals of one rank.
 
-    ``opened`` has the contributions that are not applied yet, ``reductions`` this rank's part of
-    the reductions, with the slices of the merged means, both by round. The exchange uses them in
-    its own thread.
+    ``opened`` has the contributions that are not applied yet, ``bodies`` this rank's part of their
+    payloads if it is kept, ``reductions`` its part of the reductions, with the slices of the merged
+    means, all by round. The exchange uses them in its own thread.
     """
 
     state: RankState
@@ -133,6 +133,7 @@ class RankProgress(LocalProgress):
         self.layout = layout
         self.state = RankState(layout, self.state.outer, ranks)
         self.opened: dict[int, InflightRound] = {}
+        self.bodies: dict[int, Tensor | None] = {}
         self.reductions: dict[int, RankRound] = {}
         self.held: dict[str, Tensor] = {}
         """This rank's slices of the residuals of a saved state, by their names in it."""
@@ -179,7 +180,7 @@ class RankProgress(LocalProgress):
 
     def _forget(self, last: int) -> None:
         """Drop the vectors of rounds up to ``last``."""
-        for rounds in (self.opened, self.reductions):
+        for rounds in (self.opened, self.bodies, self.reductions):
             for round in [round for round in list(rounds) if round <= last]:
                 del rounds[round]
 

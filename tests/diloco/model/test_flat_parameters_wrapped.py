@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from diloco.model import named_parameters
 from diloco.model.flat_parameters import Layout
@@ -98,8 +98,8 @@ class Place:
     def size(self, dimension: int) -> int:
         return self.sizes[dimension]
 
-    def get_local_rank(self, dimension: int) -> int:
-        return self.ranks[dimension]
+    def get_coordinate(self) -> tuple[int, ...]:
+        return self.ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -118,3 +118,8 @@ def test_a_mesh_of_two_dimensions_divides_one_after_the_other() -> None:
     assert torch.equal(found, full[2:, :2])
     whole = own_part(full, Place((2, 2), (1, 1)), [Replicate(), Shard(1)])
     assert torch.equal(whole, full[:, 2:])
+
+
+def test_another_placement_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected the placements Shard and Replicate, found"):
+        own_part(torch.ones(2), Place((2,), (0,)), [Partial()])
