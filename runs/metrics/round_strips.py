@@ -117,7 +117,8 @@ def put(row: Any, entries: Iterable[tuple[int, Any]]) -> None:
         outcomes[number], timings[number] = entry(contribution)
         towards[number] = contribution.cosine or 0.0
     row.outcomes, row.timings = outcomes.tobytes(), timings.tobytes()
-    row.cosines = towards.tobytes() if towards.any() else b""
+    # Without the unknown ones at the end: their number depends on the order of the entries.
+    row.cosines = np.trim_zeros(towards, "b").tobytes()
 
 
 def cosines(data: bytes, size: int) -> NDArray[Any]:

@@ -128,3 +128,16 @@ def test_lateness_without_a_plan_is_from_the_commit() -> None:
     one = Contribution(state="late", uploaded_at=PLANNED + datetime.timedelta(seconds=3))
     assert round_strips.late_s(row, one) == 3.0
     assert round_strips.late_s(Round(number=1), one) is None
+
+
+def test_cosines_do_not_depend_on_when_another_replica_was_marked_as_healing() -> None:
+    """Servers that have read the same bucket in another order have the same bytes."""
+    contribution = Contribution(state="included", cosine=0.5)
+    before, after = Round(number=1), Round(number=1)
+    round_strips.heal(before, [1])
+    round_strips.put(before, [(0, contribution)])
+    round_strips.put(after, [(0, contribution)])
+    round_strips.heal(after, [1])
+    assert bytes(before.outcomes) == bytes(after.outcomes)
+    assert bytes(before.cosines) == bytes(after.cosines)
+    assert round_strips.cosines(bytes(after.cosines), 2).tolist() == [0.5, 0.0]
