@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 20.0
 MEANWHILE_EVERY_S = 1.0
+SENT_EVERY_S = 0.05
 ENDED_S = 60.0
 """For how long :meth:`InflightRounds.end` waits: as long as a request is tried again."""
 
@@ -125,6 +126,18 @@ class InflightRounds:
             raise
         self._queue.popleft()
         return exchanged
+
+    def await_contributions(self, check: Callable[[], None]) -> None:
+        """Wait until the contribution to each round is durable or its exchange has ended.
+
+        Raises :class:`~diloco.errors.StopTraining` of ``check``, which is called every
+        :data:`SENT_EVERY_S`, or of an exchange that was interrupted before its contribution.
+        """
+        for opened, future in list(self._queue):
+            while opened.sent is None and not wait([future], timeout=SENT_EVERY_S).done:
+                check()
+            if opened.sent is None and _was_interrupted(future):
+                future.result()
 
     def resume(self) -> None:
         """Restart the interrupted exchanges."""

@@ -23,15 +23,17 @@ def drain(loop: RoundLoop, shutdown: GracefulShutdown) -> StopReason:
         (COMMIT_SHARE, _settle_alone),
     ):
         shutdown.share = share
-        if not shutdown.begun or shutdown.is_over():
-            continue
-        loop.inflight.resume()
-        try:
-            if reason := stage(loop):
-                return reason
-        except StopTraining as stop:
-            if stop.reason != StopReason.LEFT:
-                return stop.reason
+        # An exchange that looked at the clock just before the share was raised interrupts the
+        # stage although there is time: it is resumed.
+        while shutdown.begun and not shutdown.is_over():
+            loop.inflight.resume()
+            try:
+                if reason := stage(loop):
+                    return reason
+                break
+            except StopTraining as stop:
+                if stop.reason != StopReason.LEFT:
+                    return stop.reason
     return StopReason.LEFT
 
 
@@ -49,6 +51,7 @@ def _contribute_early(loop: RoundLoop) -> StopReason | None:
         return loop.after(commit)
     loop.set_state("uploading")
     loop.resumption.contribute_early(loop.round, loop.inflight, contribute=loop.contribute)
+    loop.await_contributions()
     return None
 
 

@@ -344,6 +344,10 @@ class RoundLoop:
         finally:
             self.tasks.send(report)
 
+    def await_contributions(self) -> None:
+        """Wait until the contributions to the rounds in flight are durable."""
+        self.inflight.await_contributions(self._check)
+
     def _await_exchange(self, opened: InflightRound) -> ExchangeOutcome:
         """Wait for the exchange of the oldest open round; log why it has no result."""
         exchanged: ExchangeOutcome = MissedRound()

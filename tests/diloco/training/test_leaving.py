@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from diloco.errors import StopReason, StopTraining
+from diloco.membership.graceful_shutdown import BASE_SHARE, COMMIT_SHARE
 from diloco.protocol import keys
 from diloco.protocol.records import Command, Heartbeat, ReplicaStateManifest
 from tests.matrix import matrix
@@ -216,6 +218,102 @@ def test_steps_after_an_open_round_are_contributed_after_its_commit(
     handed_in = next(c for c in group.plan(3).contributions if c.replica == 1)
     assert (handed_in.incarnation[:5], handed_in.steps) == ("00001", 2)
     assert other.weights().tolist() == [planned_weight(group, 0)] * 4
+
+
+def interrupt_once(joined: Any, *, before: bool) -> None:
+    """Let the next exchange end in the drain's first stage as if the time for steps were over, and
+    ``before`` or after the contribution is uploaded: the thread looked at the clock before the
+    drain raised the share."""
+    loop, shutdown = joined._loop, joined._shutdown
+    exchange, settle = loop.inflight._exchange, loop._settle
+    interrupted: list[int] = []
+
+    def interrupt() -> None:
+        interrupted.append(1)
+        while shutdown.share < BASE_SHARE:
+            time.sleep(0.001)
+        time.sleep(0.02)  # so that the drain waits for this exchange, in most trials
+        raise StopTraining(StopReason.LEFT)
+
+    def exchange_once(opened: Any) -> Any:
+        if before and not interrupted:
+            interrupt()
+        return exchange(opened)
+
+    def settle_once(opened: Any) -> Any:
+        if not before and not interrupted:
+            interrupt()
+        return settle(opened)
+
+    loop.inflight._exchange, loop._settle = exchange_once, settle_once
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before-upload", "after-upload"])
+@pytest.mark.parametrize("at", [8, 9], ids=["next-round", "steps-of-next-round"])
+def test_an_exchange_that_is_interrupted_while_the_drain_waits_is_resumed(
+    tiny_group: MakeGroup, at: int, before: bool
+) -> None:
+    group = tiny_group(**{**SETTINGS, **OVERLAP})
+    recorder = StepRecorder(group, at=at, whole=False)
+
+    def leaves(member: Any, joined: Any) -> None:
+        if joined.data_step == 7:
+            interrupt_once(joined, before=before)
+        recorder.first_process(member, joined)
+
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=leaves)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    assert sorted(recorder.made[0] + recorder.made[1]) == list(range(26)), "with tau at the end"
+
+
+def test_a_contribution_that_is_interrupted_before_its_upload_is_made_before_the_replica_leaves(
+    tiny_group: MakeGroup,
+) -> None:
+    """The time for steps ends after the last step of round 2, before its contribution."""
+    group = tiny_group(**SETTINGS)
+    recorder = StepRecorder(group, at=7, whole=False)
+
+    def leaves(member: Any, joined: Any) -> None:
+        recorder.made[0].append(joined.data_step)
+        if joined.data_step == 7:
+            exchange = joined._loop.inflight._exchange
+            shutdown = joined._shutdown
+
+            def exchange_once(opened: Any) -> Any:
+                if not shutdown.is_requested:
+                    shutdown.share = 0.0
+                    joined.leave(within_s=LONG_S)
+                while shutdown.share < COMMIT_SHARE:
+                    if shutdown.share == 0.0:
+                        raise StopTraining(StopReason.LEFT)
+                    time.sleep(0.001)
+                time.sleep(0.02)  # so that the drain is in its last stage, in most trials
+                return exchange(opened)
+
+            joined._loop.inflight._exchange = exchange_once
+
+    has_left = threading.Event()
+
+    def hold(member: Any, joined: Any) -> None:
+        if joined.data_step == 7:
+            assert has_left.wait(600)
+
+    other = group.start(0, **COUNTING, on_step=hold)
+    first = group.start(1, **COUNTING, on_step=leaves)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    has_left.set()
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    assert_all_counted(group, recorder, other)
 
 
 def test_no_replica_waits_for_the_next_process_to_reduce_its_predecessors_block(
