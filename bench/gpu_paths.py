@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -160,19 +161,17 @@ def codecs(numel: int) -> None:
             raise SystemExit(f"{name}: expected the bytes of the CPU, found others")
 
 
-RANKS = {0: ("gloo", 2), 1: ("cpu:gloo,cuda:nccl", 1), 2: ("", 1)}
-"""Backend and ranks of each replica: DistributedDataParallel of two ranks on one GPU, which NCCL
-refuses, FSDP2 with NCCL on one rank, and a plain model."""
-
-
-def replicas_of_ranks(codec: str) -> None:
-    """Train replicas that divide their model differently, and compare their global weights."""
+@contextmanager
+def small_group(
+    replicas: int, *, codec: str, sync_every: int, total_rounds: int
+) -> Iterator[tuple[str, GroupSettings]]:
+    """Create a group that trains the smallest built-in model in a temporary folder."""
     settings = GroupSettings(
-        num_replicas=len(RANKS),
-        min_quorum=len(RANKS),
-        sync_every=50,
-        total_rounds=4,
-        warmup_steps=50,
+        num_replicas=replicas,
+        min_quorum=replicas,
+        sync_every=sync_every,
+        total_rounds=total_rounds,
+        warmup_steps=sync_every,
         inner_lr=1e-3,
         batch_size=32,
         codec=codec,
@@ -180,6 +179,17 @@ def replicas_of_ranks(codec: str) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         create_group(folder, settings, workload=ByteGPTWorkload(size="mini").to_dict())
+        yield folder, settings
+
+
+RANKS = {0: ("gloo", 2), 1: ("cpu:gloo,cuda:nccl", 1), 2: ("", 1)}
+"""Backend and ranks of each replica: DistributedDataParallel of two ranks on one GPU, which NCCL
+refuses, FSDP2 with NCCL on one rank, and a plain model."""
+
+
+def replicas_of_ranks(codec: str) -> None:
+    """Train replicas that divide their model differently, and compare their global weights."""
+    with small_group(len(RANKS), codec=codec, sync_every=50, total_rounds=4) as (folder, settings):
         commands = [
             (
                 [__file__, "--rank-of", str(replica), folder],
@@ -255,26 +265,10 @@ def train_rank(replica: int, uri: str) -> None:
 def two_replicas(*codecs: str) -> None:
     """Train two replicas of the built-in program on one GPU, with each codec."""
     for codec in codecs:
-        train_two(codec)
-
-
-def train_two(codec: str) -> None:
-    settings = GroupSettings(
-        num_replicas=2,
-        min_quorum=2,
-        sync_every=100,
-        total_rounds=5,
-        warmup_steps=100,
-        inner_lr=1e-3,
-        batch_size=32,
-        codec=codec,
-        grace_s=120.0,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        create_group(folder, settings, workload=ByteGPTWorkload(size="mini").to_dict())
-        command = ["-m", "diloco.replica", folder]
-        run([(command, {"REPLICA_RANK": str(replica)}) for replica in range(2)], folder)
-        compare(folder, settings, f"two replicas, {codec}")
+        with small_group(2, codec=codec, sync_every=100, total_rounds=5) as (folder, settings):
+            command = ["-m", "diloco.replica", folder]
+            run([(command, {"REPLICA_RANK": str(replica)}) for replica in range(2)], folder)
+            compare(folder, settings, f"two replicas, {codec}")
 
 
 def compare(folder: str, settings: GroupSettings, title: str) -> None:

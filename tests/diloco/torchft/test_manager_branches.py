@@ -293,7 +293,7 @@ def test_a_member_that_is_behind_finds_the_newest_round(harness: Harness) -> Non
     before = harness.store.usage.requests
     assert behind.step(1.0)
     assert newest_quorum(harness).n == 311  # type: ignore[union-attr]
-    assert harness.store.usage.requests - before < 60
+    assert harness.store.usage.requests - before < 155, "not one for each round"
     rounds = {manager_keys.round_of(i.key) for i in harness.store.list(manager_keys.ROUNDS)}
     assert rounds <= {311}
 

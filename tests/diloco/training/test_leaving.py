@@ -303,6 +303,8 @@ def test_a_contribution_that_is_interrupted_before_its_upload_is_made_before_the
     def hold(member: Any, joined: Any) -> None:
         if joined.data_step == 7:
             assert has_left.wait(600)
+        if joined.data_step == 8:
+            assert recorder.second_steps.wait(600)
 
     other = group.start(0, **COUNTING, on_step=hold)
     first = group.start(1, **COUNTING, on_step=leaves)
