@@ -24,7 +24,7 @@ from diloco.store.daemon import DaemonPool
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 20.0
+CHECK_EVERY_S = 5.0
 MEANWHILE_EVERY_S = 1.0
 SENT_EVERY_S = 0.05
 ENDED_S = 60.0
@@ -127,16 +127,18 @@ class InflightRounds:
         self._queue.popleft()
         return exchanged
 
-    def await_contributions(self, check: Callable[[], None]) -> None:
+    def await_contributions(
+        self, check: Callable[[], None], *, is_durable: Callable[[InflightRound], bool]
+    ) -> None:
         """Wait until the contribution to each round is durable or its exchange has ended.
 
         Raises :class:`~diloco.errors.StopTraining` of ``check``, which is called every
         :data:`SENT_EVERY_S`, or of an exchange that was interrupted before its contribution.
         """
         for opened, future in list(self._queue):
-            while opened.sent is None and not wait([future], timeout=SENT_EVERY_S).done:
+            while not is_durable(opened) and not wait([future], timeout=SENT_EVERY_S).done:
                 check()
-            if opened.sent is None and _was_interrupted(future):
+            if not is_durable(opened) and _was_interrupted(future):
                 future.result()
 
     def resume(self) -> None:
@@ -172,10 +174,19 @@ class InflightRounds:
         exchanges = [*self._dropped, *(exchange for _, exchange in self._queue)]
         if wait(exchanges, timeout=ENDED_S).not_done:
             log.error("the exchange has not ended: a request of the store hangs")
+        for opened, exchange in self._queue:
+            if (error := _error_of(exchange)) and not isinstance(error, StopTraining):
+                name = type(error).__name__
+                log.error("the exchange of round %d has failed: %s: %s", opened.round, name, error)
         contributed = [opened for opened, _ in self._queue if opened.sent is not None]
         self._queue.clear()
         return contributed
 
 
 def _was_interrupted(future: Future[ExchangeOutcome]) -> bool:
-    return future.done() and isinstance(future.exception(), StopTraining)
+    return isinstance(_error_of(future), StopTraining)
+
+
+def _error_of(future: Future[ExchangeOutcome]) -> BaseException | None:
+    """Return the exception of an exchange that has ended, None if it has none or goes on."""
+    return future.exception() if future.done() and not future.cancelled() else None

@@ -8,6 +8,8 @@ optimizer state is the largest object that it uploads.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from diloco.clock import Clock
 
 STEP_SHARE = 0.5
@@ -16,6 +18,18 @@ BASE_SHARE = 0.65
 """Share of the time after which it no longer waits for the bases of later steps."""
 COMMIT_SHARE = 0.8
 """Share of the time after which it waits for nothing."""
+
+
+class ShutdownRequest(NamedTuple):
+    """``requested_s`` is on the monotonic clock."""
+
+    requested_s: float
+    within_s: float
+    reason: str
+
+    @property
+    def deadline_s(self) -> float:
+        return self.requested_s + self.within_s
 
 
 class GracefulShutdown:
@@ -29,18 +43,26 @@ class GracefulShutdown:
     def __init__(self, clock: Clock) -> None:
         self.share = STEP_SHARE
         self.begun = False
-        self.reason = ""
         self._clock = clock
-        self._requested: tuple[float, float] | None = None
+        self._requests: list[ShutdownRequest] = []
 
     def request(self, *, within_s: float = 0.0, reason: str = "") -> None:
         """Request a shutdown within ``within_s`` seconds. Of several requests the one with the
         earliest deadline applies. ``reason`` is shown in the last heartbeat.
         """
-        now_s, requested = self._clock.monotonic(), self._requested
-        if requested is None or now_s + within_s < sum(requested):
-            self.reason = reason
-            self._requested = (now_s, within_s)
+        request = ShutdownRequest(self._clock.monotonic(), within_s, reason)
+        if self._requested is None or request.deadline_s < self._requested.deadline_s:
+            self._requests.append(request)
+
+    @property
+    def _requested(self) -> ShutdownRequest | None:
+        # Not one attribute: a signal can arrive between the comparison above and its assignment.
+        return min(self._requests, key=lambda request: request.deadline_s, default=None)
+
+    @property
+    def reason(self) -> str:
+        """The reason of the request that applies, '' without one."""
+        return self._requested.reason if self._requested else ""
 
     @property
     def is_requested(self) -> bool:
@@ -49,13 +71,15 @@ class GracefulShutdown:
     @property
     def left_s(self) -> float:
         """Seconds until the deadline; 0 without a request."""
-        return max(0.0, sum(self._requested or (0.0, 0.0)) - self._clock.monotonic())
+        requested = self._requested
+        return max(0.0, requested.deadline_s - self._clock.monotonic()) if requested else 0.0
 
     def is_over(self, share: float | None = None) -> bool:
         """Return whether a shutdown is requested and ``share`` (default: :attr:`share`) of the time
         has passed."""
-        if self._requested is None:
+        requested = self._requested
+        if requested is None:
             return False
-        requested_s, within_s = self._requested
         share = self.share if share is None else share
-        return not self.begun or self._clock.monotonic() >= requested_s + share * within_s
+        over_s = requested.requested_s + share * requested.within_s
+        return not self.begun or self._clock.monotonic() >= over_s

@@ -409,6 +409,8 @@ class Lease:
                     self.beat_if_due()
             except StoreError as error:
                 log.warning("heartbeat failed, will retry: %s", error)
+            except Exception:  # without heartbeats the group would count this replica as dead
+                log.exception("heartbeat failed, will retry")
 
     def beat_if_due(self) -> None:
         """Write a heartbeat, unless the replica is calm and its last one is recent."""

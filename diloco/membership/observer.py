@@ -167,7 +167,7 @@ class Observer:
             if self._clock.monotonic() >= self._ask_again_s:
                 self._ask(round)
         for round in sorted(self._asked_s)[:-ASKED_ROUNDS]:
-            del self._asked_s[round]
+            self._asked_s.pop(round, None)  # another exchange can forget it too
 
     def _ask(self, round: int) -> None:
         try:
@@ -199,8 +199,9 @@ class Observer:
         since_s, calm_s = max(since_s, self._steady_since()), self._calm_s(seen)
         if not calm_s:
             return since_s
-        is_asked = seen.beat.state == AWAITED_STATE and seen.beat.round in self._asked_s
-        asked_s = self._asked_s[seen.beat.round] if is_asked else float("inf")
+        asked_s = float("inf")
+        if seen.beat.state == AWAITED_STATE:
+            asked_s = self._asked_s.get(seen.beat.round, asked_s)
         return min(max(since_s, asked_s), since_s + calm_s)
 
     def blocked(self) -> dict[int, int]:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 FAREWELL_S = 5.0
 """For how long a failed rank tries to send its error. Ranks inside a collective of the model cannot
 receive it; they see its connections close."""
-KEEP_LISTENING_S = 30.0
+KEEP_LISTENING_S = 10.0
 """Seconds without an operation after which a waiting leader sends a keep-alive."""
 
 
@@ -75,7 +75,8 @@ class Operation(IntEnum):
 
 class Ranks:
     """This rank's side of the collective operations of a replica. ``exchange`` and ``storage`` are
-    the channels of the jobs in the background (:mod:`diloco.ranks.jobs`)."""
+    the channels of the jobs in the background (:mod:`diloco.ranks.jobs`). ``on_leaving`` is called
+    with the seconds that remain if another rank has a shutdown request."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Ranks:
         self.exchange = exchange
         self.storage = storage
         self.model = model
+        self.on_leaving: Callable[[float], None] = lambda within_s: None
         self._is_announcing = False
         self._counted = StepMessage()
         self._on_counted: Callable[[StepMessage], None] = lambda received: None
@@ -129,13 +131,17 @@ class Ranks:
     def all_reduce(self, message: StepMessage) -> StepMessage:
         """Sum the message over all ranks. Raises :class:`ReplicaError` if another rank failed."""
         assert threading.get_ident() == self._thread, "expected the training loop's thread"
-        self._last_message_s = self._clock.monotonic()
+        now_s = self._clock.monotonic()
+        silent_s, self._last_message_s = now_s - self._last_message_s, now_s
         counted, self._counted = self._counted, StepMessage()
         on_counted, self._on_counted = self._on_counted, lambda received: None
         received = self.channel.all_reduce(message + counted)
         on_counted(received)
         if received.failed:
             self._raise(self.channel.texts(""))
+        if received.leaving:
+            # A rank can have written its part of this message right after the last one.
+            self.on_leaving(max(0.0, received.leave_within_s / received.leaving - silent_s))
         return received
 
     def keep_alive(self) -> None:

@@ -134,6 +134,9 @@ class LeaderGroup(Group):
             evaluate = ranks.run_on_all_ranks(Operation.EVALUATE, options.evaluate)
             options = replace(options, evaluate=evaluate)
         super().__init__(store, options)
+        ranks.on_leaving = lambda within_s: self.leave(
+            within_s=within_s, reason="shutdown of a rank"
+        )
         self._loop.tasks.hooks = SharedRoundHooks(ranks)
 
     @property
@@ -219,9 +222,6 @@ class LeaderGroup(Group):
         elif received.gone:
             self._ranks.close()
             raise ReplicaError("another rank of this replica has left its training loop")
-        elif received.leaving:
-            within_s = received.leave_within_s / received.leaving
-            self.leave(within_s=within_s, reason="shutdown of a rank")
 
     def _check(self) -> None:
         super()._check()

@@ -241,6 +241,14 @@ class LocalProgress:
             return None
         return Identity(replica=self.identity.replica, incarnation=early.incarnation)
 
+    def open_early(self) -> dict[int, EarlyContribution]:
+        """Return the earlier contributions to undecided rounds that can still be read, by round."""
+        return {
+            round: early
+            for round, early in self.early.items()
+            if self.earlier_contributor(round) is not None
+        }
+
     def replace_earlier(self, round: int) -> None:
         """Let this process contribute to ``round``, because the earlier process's record cannot be
         read. A plan has only one of the two; the early contribution is kept here in case another

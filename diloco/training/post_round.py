@@ -74,6 +74,7 @@ class PostRoundTasks:
         self._reported = StoreUsage()
         self._other_s = 0.0  # of :meth:`after`, since the last report
         self._saved_round = 0
+        self._saved_after: int | None = None
         self._checkpoint_round = 0
         self._writes = BackgroundWrites(
             clock=context.clock, longest_pause_s=checkpoint_wait_s(context.settings)
@@ -114,11 +115,12 @@ class PostRoundTasks:
 
     def _save_is_due(self, commit: Commit) -> bool:
         """Return whether a ``save`` command requires a checkpoint that does not exist yet. Only the
-        replica scheduled to write the checkpoint checks; a satisfied request is cleared."""
+        replica scheduled to write the checkpoint checks."""
         after = self._lease.save_after
-        if after is None or commit.round <= after or not self._is_checkpointer(commit):
+        is_new = after is not None and after != self._saved_after and commit.round > after
+        if after is None or not is_new or not self._is_checkpointer(commit):
             return False
-        self._lease.save_after = None
+        self._saved_after = after
         return max(manifest_rounds(self._store), default=0) <= after
 
     def _evaluate_global(self, commit: Commit) -> None:
@@ -193,7 +195,7 @@ class PostRoundTasks:
         if commit is None or commit.round == self._saved_round:
             return
         self.finish_state()
-        if writer := self._state_writer():
+        if writer := self._state_writer(self._progress.open_early()):
             writer.copy()
             self._writes.start(STATE, partial(self._write_own, writer, commit.round))
 
@@ -234,7 +236,8 @@ class PostRoundTasks:
         if not early and commit is not None and commit.round == self._saved_round:
             return
         if writer := self._state_writer(early, data_step, lost_tokens):
-            writer.write(self._store, self._identity, wall_s=self._clock.wall(), name="left")
+            wall_s = self._clock.wall()
+            writer.write(self._store, self._identity, wall_s=wall_s, name="left", replaces=True)
 
     def close(self, give_up: Callable[[], bool]) -> None:
         """End the writes in the background; see :meth:`BackgroundWrites.close`."""

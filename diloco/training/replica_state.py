@@ -110,13 +110,16 @@ class StateWriter:
         *,
         wall_s: float,
         name: str = "state",
+        replaces: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> ReplicaStateManifest:
         """Write the tensors, then the manifest; then delete older saves of this replica.
 
-        A second save after the same round has another ``name``, so that the first one remains
-        complete until the new manifest exists. ``check`` is called before each part and before the
-        manifest is written; its exception leaves a save without a manifest, which readers ignore.
+        A second save after the same round ``replaces`` the first one and has another ``name``, so
+        that the first one remains complete until the new manifest exists. The first one does not
+        replace the second, even if its last request arrives later. ``check`` is called before each
+        part and before the manifest is written; its exception leaves a save without a manifest,
+        which readers ignore.
         """
         folder = keys.replica_state_dir(identity.replica, identity.incarnation, self._round)
         stored, residuals = self._put(store, f"{folder}{name}", check)
@@ -133,7 +136,10 @@ class StateWriter:
         )
         check()
         key = keys.replica_state_manifest(identity.replica, identity.incarnation, self._round)
-        store.put(key, manifest.to_bytes())
+        if replaces:
+            store.put(key, manifest.to_bytes())
+        else:
+            store.create(key, manifest.to_bytes())
         _delete_older(store, identity.replica, folder)
         return manifest
 

@@ -103,7 +103,9 @@ class Resumption:
             fragment = self._round_observer.fragment(ahead)
             idle = progress.counter.steps_since_base(fragment) == 0
             contributed = (
-                inflight.has_fragment(fragment) or progress.earlier_contributor(ahead) is not None
+                inflight.has_fragment(fragment)
+                or progress.earlier_contributor(ahead) is not None
+                or any(opened.round == ahead for opened in self.ahead)  # its stage is resumed
             )
             if idle or contributed:
                 continue
@@ -121,16 +123,18 @@ class Resumption:
         progress = self._progress
         if progress.counter.now.steps == 0:
             return  # the saved state is still the newest
-        early = {
-            round: contribution
-            for round, contribution in progress.early.items()
-            if progress.earlier_contributor(round) is not None
-        }
-        for opened in (*contributed, *self.ahead):
+        early = progress.open_early()
+        own = [*contributed, *self.ahead]
+        first = progress.state.round
+        is_repeated = first in early and not own
+        if is_repeated:  # the steps since the contribution of the earlier process are in none
+            start = (first - 1) * progress.settings.round_steps
+            data_step = min(data_step, max(start, self._data_step))
+        for opened in own:
             early[opened.round] = EarlyContribution(
                 incarnation=progress.identity.incarnation,
                 residual=progress.left_out(opened),
             )
         # Steps that are not contributed are repeated with their data.
-        lost = 0 if round in early else progress.counter.tokens_in_round
+        lost = 0 if round in early and not is_repeated else progress.counter.tokens_in_round
         self._tasks.save_leaving(early, data_step=data_step, lost_tokens=lost)

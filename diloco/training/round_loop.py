@@ -346,7 +346,12 @@ class RoundLoop:
 
     def await_contributions(self) -> None:
         """Wait until the contributions to the rounds in flight are durable."""
-        self.inflight.await_contributions(self._check)
+
+        def is_durable(opened: InflightRound) -> bool:
+            is_earlier = self.progress.earlier_contributor(opened.round) is not None
+            return opened.sent is not None or is_earlier
+
+        self.inflight.await_contributions(self._check, is_durable=is_durable)
 
     def _await_exchange(self, opened: InflightRound) -> ExchangeOutcome:
         """Wait for the exchange of the oldest open round; log why it has no result."""

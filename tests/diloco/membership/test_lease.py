@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from diloco.clock import SystemClock
 from diloco.membership.lease import LIST_EVERY, Lease, claim_incarnation
 from diloco.membership.observer import Observer
 from diloco.protocol import keys
@@ -218,6 +220,31 @@ def test_a_fenced_lease_writes_no_heartbeat(store: LocalStore) -> None:
     before = store.get(keys.beat(1, ME.incarnation))
     own_lease.end("failed")
     assert store.get(keys.beat(1, ME.incarnation)) == before
+
+
+def test_heartbeats_go_on_after_an_unexpected_error(
+    store: LocalStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_lease = Lease(
+        store, ME, clock=SystemClock(), interval_s=0.01, heartbeat_timeout_s=0.05, device="cpu"
+    )
+    beats = iter([KeyError("a fault"), None])
+    goes_on = threading.Event()
+    write_beat = own_lease.beat_if_due
+
+    def beat_if_due() -> None:
+        if error := next(beats, None):
+            raise error
+        write_beat()
+        goes_on.set()
+
+    own_lease.beat_if_due = beat_if_due  # type: ignore[method-assign]
+    own_lease.start()
+    try:
+        assert goes_on.wait(600)
+    finally:
+        own_lease.end("left")
+    assert "KeyError: 'a fault'" in caplog.text
 
 
 class CountedStore(LocalStore):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diloco.membership.observer import Observer
+from diloco.membership.observer import ASKED_ROUNDS, Observer
 from diloco.store.base import LocalStore
 from tests.diloco.clocks import ManualClock
 from tests.diloco.membership.lease_harness import ME, TIMEOUT_S, CalmReplica, beat, write
@@ -87,3 +91,32 @@ def test_a_calm_replica_that_died_before_the_look_is_suspected_at_once(
     assert calm.is_live()
     calm.observer.ask([ME.replica])
     assert bool(calm.observer.suspected()) == is_suspected
+
+
+class MeetingDict(dict[int, float]):
+    """Two threads that remove the same item meet before they do."""
+
+    def __init__(self, items: dict[int, float]) -> None:
+        super().__init__(items)
+        self._both = threading.Barrier(2)
+
+    def _meet(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._both.wait(60)
+
+    def __delitem__(self, key: int) -> None:
+        self._meet()
+        super().__delitem__(key)
+
+    def pop(self, key: int, *default: Any) -> Any:
+        self._meet()
+        return super().pop(key, *default)
+
+
+def test_two_exchanges_forget_the_same_round(store: LocalStore) -> None:
+    observer = Observer(store, clock=ManualClock(), timeout_s=TIMEOUT_S)
+    observer._asked_s = MeetingDict(dict.fromkeys(range(ASKED_ROUNDS + 1), 0.0))
+    with ThreadPoolExecutor(2) as pool:
+        for asking in [pool.submit(observer.ask, frozenset()) for _ in range(2)]:
+            asking.result()
+    assert len(observer._asked_s) == ASKED_ROUNDS

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import diloco
 from diloco.errors import ReplicaError
+from diloco.exchange import inflight_rounds
 from diloco.model.flat_parameters import Layout
 from diloco.model.named_parameters import is_sharded, local, state
 from diloco.model.outer_optimizer import digest
@@ -300,7 +302,18 @@ def play(scenario: Scenario) -> None:
         if place == 0 and group.data_step == 6:
             group._shutdown.share = 0.0  # the time for further steps is over
 
+    def leave_while_the_leader_waits(group: Any, model: nn.Module) -> None:
+        """As by a signal that only this rank gets, while the leader waits for replica 1."""
+        if group.data_step == 3:
+            collective_ops.KEEP_LISTENING_S = 0.05
+            inflight_rounds.CHECK_EVERY_S = inflight_rounds.MEANWHILE_EVERY_S = 0.05
+            if place == 1:
+                threading.Timer(0.5, group.leave, kwargs={"within_s": 2.0}).start()
+
+    collective_ops.KEEP_LISTENING_S = 600.0  # so that the number of messages does not vary
     match scenario.name:
+        case "leader-waits":
+            scenario.run(ddp, on_step=leave_while_the_leader_waits)
         case "handed-in":
             scenario.run(fsdp, on_step=leave_in_time)
         case "ddp":
@@ -348,6 +361,7 @@ SCENARIOS = (
     "first-half",
     "second-half",
     "handed-in",
+    "leader-waits",
     "follower-raises",
     "leader-raises",
     "leader-raises-in-step",

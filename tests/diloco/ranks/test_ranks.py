@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "between": {"checkpoint_every": 100},
     "resumed": {"state_every": 1, "total_rounds": 6},
     "handed-in": {},
+    "leader-waits": {"num_replicas": 2, "start_replicas": 1, "min_quorum": 2},
     "follower-raises": {},
     "leader-raises": {},
     "leader-raises-in-step": {},
@@ -195,6 +196,12 @@ def test_a_drained_replica_contributes_the_steps_of_all_ranks(played: Played) ->
         assert (observed["reason"], observed["steps"]) == ("left", 7)
     plan = Plan.from_bytes(played.store("handed-in").get(keys.plan(2)))
     assert [(c.steps, c.new_tokens) for c in plan.contributions] == [(3, 3 * (8 + 16))]
+
+
+def test_a_signal_of_another_rank_is_noticed_while_the_leader_waits(played: Played) -> None:
+    for place in (0, 1):
+        observed = played.observed("leader-waits", place)
+        assert (observed["reason"], observed["steps"]) == ("left", 4)
 
 
 @pytest.mark.parametrize(

@@ -1,145 +1,32 @@
 """Graceful shutdown: every step counts once, the group does not wait, and the next process
-continues at the same position.
-
-The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
-"""
+continues at the same position."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from diloco.errors import StopReason, StopTraining
-from diloco.membership.graceful_shutdown import BASE_SHARE, COMMIT_SHARE
 from diloco.protocol import keys
-from diloco.protocol.records import Command, Heartbeat, ReplicaStateManifest
+from diloco.protocol.records import ReplicaStateManifest
+from tests.diloco.training.leaving import (
+    COUNTING,
+    FRAGMENTS,
+    LONG_S,
+    OVERLAP,
+    SETTINGS,
+    SEVERAL_OPEN,
+    MakeGroup,
+    StepRecorder,
+    assert_all_counted,
+    drain,
+    newest_beats,
+    planned_weight,
+    steps_in_plans,
+)
 from tests.matrix import matrix
-
-MakeGroup = Callable[..., Any]
-
-LONG_S = 3000.0
-"""A minute of real time on the tests' clock: a test that waits this long fails."""
-
-
-class Counter(nn.Module):
-    """Four weights in four layers, all 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-
-def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
-    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
-
-
-COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
-SETTINGS: dict[str, Any] = {
-    "outer_lr": 1.0,
-    "outer_momentum": 0.0,
-    "num_replicas": 2,
-    "sync_every": 4,
-    "total_rounds": 6,
-    "checkpoint_every": 1,
-    # On a busy machine a replica can miss a round; all of its steps are to count then.
-    "late_keep": 1.0,
-}
-FRAGMENTS = {"num_fragments": 2, "total_rounds": 8}
-OVERLAP = {"overlap_steps": 2, "mixing_alpha": 1.0}
-SEVERAL_OPEN = {**FRAGMENTS, "overlap_steps": 3, "mixing_alpha": 1.0}
-
-
-def drain(group: Any, n: int, replica: int | None, **arguments: object) -> None:
-    command = Command(n=n, command="drain", replica=replica, arguments=arguments, wall_s=0.0)
-    assert group.store.create(keys.control(n), command.to_bytes())
-
-
-class StepRecorder:
-    """Records the data steps of replica 1 by process, and synchronises them with replica 0."""
-
-    def __init__(self, group: Any, *, at: int, whole: bool, meet: int | None = None) -> None:
-        self.group, self.at, self.whole, self.meet = group, at, whole, meet
-        self.made: list[list[int]] = [[], []]
-        self.second_steps, self.second_meets = threading.Event(), threading.Event()
-
-    def first_process(self, member: Any, joined: Any) -> None:
-        """Drained after data step ``at``; completes its round only if ``whole``."""
-        self.made[0].append(joined.data_step)
-        if joined.data_step == self.at:
-            drain(self.group, 1, 1, within_s=LONG_S, reason="moved")
-            while not joined._shutdown.is_requested:
-                time.sleep(0.001)
-            if not self.whole:
-                joined._shutdown.share = 0.0  # the time for further steps is over
-
-    def second_process(self, member: Any, joined: Any) -> None:
-        self.made[1].append(joined.data_step)
-        if not self.second_steps.is_set():
-            joined._lease.beat()  # at once, so that the next round waits for it
-            self.second_steps.set()
-        if joined.data_step == self.meet:
-            self.second_meets.set()
-
-    def other_replica(self, member: Any, joined: Any) -> None:
-        """Replica 0 waits in the middle of a round for the second process of replica 1, and for the
-        same process at data step ``meet``: no round waits for it to which the first one has
-        contributed."""
-        if joined.data_step == (9 if self.whole else self.at):
-            assert self.second_steps.wait(600)
-        if joined.data_step == self.meet:
-            assert self.second_meets.wait(600)
-
-
-def steps_in_plans(group: Any, replica: int, fragment: int) -> int:
-    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
-    return sum(
-        c.steps
-        for plan in plans
-        if plan.fragment == fragment
-        for c in plan.contributions
-        if c.replica == replica
-    )
-
-
-def planned_weight(group: Any, fragment: int) -> float:
-    """The value that a weight of the fragment must have according to the plans."""
-    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
-    return -sum(
-        c.weight * c.steps
-        for plan in plans
-        if plan.fragment == fragment
-        for c in plan.contributions
-    )
-
-
-def newest_beats(group: Any, replica: int) -> list[Heartbeat]:
-    listed = [i.key for i in group.store.list(keys.member(replica)) if keys.parse_beat(i.key)]
-    return [Heartbeat.from_bytes(group.store.get(key)) for key in sorted(listed)]
-
-
-def assert_all_counted(group: Any, recorder: StepRecorder, survivor: Any) -> None:
-    """Each step of both processes is in exactly one contribution to each fragment, except steps
-    after the last round of the fragment; and the weights match the plans."""
-    settings, commits = group.settings, group.commits()
-    first, second = recorder.made
-    assert sorted(first + second) == list(range(settings.total_steps)), "each data step once"
-    weights = survivor.weights().tolist()
-    for fragment in range(settings.num_fragments):
-        last = max(c.round for c in commits if c.fragment == fragment)
-        made = last * settings.round_steps
-        assert steps_in_plans(group, 1, fragment) == made, f"fragment {fragment}"
-        assert steps_in_plans(group, 0, fragment) == made
-        layers = [n for n in range(4) if n % settings.num_fragments == fragment]
-        assert [weights[n] for n in layers] == [planned_weight(group, fragment)] * len(layers)
-    assert commits[-1].tokens_total == 2 * 8 * settings.total_steps
 
 
 @matrix("plan", ["gather", "sharded"], fast=("sharded",))
@@ -220,104 +107,6 @@ def test_steps_after_an_open_round_are_contributed_after_its_commit(
     assert other.weights().tolist() == [planned_weight(group, 0)] * 4
 
 
-def interrupt_once(joined: Any, *, before: bool) -> None:
-    """Let the next exchange end in the drain's first stage as if the time for steps were over, and
-    ``before`` or after the contribution is uploaded: the thread looked at the clock before the
-    drain raised the share."""
-    loop, shutdown = joined._loop, joined._shutdown
-    exchange, settle = loop.inflight._exchange, loop._settle
-    interrupted: list[int] = []
-
-    def interrupt() -> None:
-        interrupted.append(1)
-        while shutdown.share < BASE_SHARE:
-            time.sleep(0.001)
-        time.sleep(0.02)  # so that the drain waits for this exchange, in most trials
-        raise StopTraining(StopReason.LEFT)
-
-    def exchange_once(opened: Any) -> Any:
-        if before and not interrupted:
-            interrupt()
-        return exchange(opened)
-
-    def settle_once(opened: Any) -> Any:
-        if not before and not interrupted:
-            interrupt()
-        return settle(opened)
-
-    loop.inflight._exchange, loop._settle = exchange_once, settle_once
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["before-upload", "after-upload"])
-@pytest.mark.parametrize("at", [8, 9], ids=["next-round", "steps-of-next-round"])
-def test_an_exchange_that_is_interrupted_while_the_drain_waits_is_resumed(
-    tiny_group: MakeGroup, at: int, before: bool
-) -> None:
-    group = tiny_group(**{**SETTINGS, **OVERLAP})
-    recorder = StepRecorder(group, at=at, whole=False)
-
-    def leaves(member: Any, joined: Any) -> None:
-        if joined.data_step == 7:
-            interrupt_once(joined, before=before)
-        recorder.first_process(member, joined)
-
-    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
-    first = group.start(1, **COUNTING, on_step=leaves)
-    group.wait(first)
-    assert (first.error, first.reason) == (None, "left")
-    second = group.start(1, **COUNTING, on_step=recorder.second_process)
-    group.wait()
-    group.assert_log()
-    group.assert_agreed(other, second)
-    assert sorted(recorder.made[0] + recorder.made[1]) == list(range(26)), "with tau at the end"
-
-
-def test_a_contribution_that_is_interrupted_before_its_upload_is_made_before_the_replica_leaves(
-    tiny_group: MakeGroup,
-) -> None:
-    """The time for steps ends after the last step of round 2, before its contribution."""
-    group = tiny_group(**SETTINGS)
-    recorder = StepRecorder(group, at=7, whole=False)
-
-    def leaves(member: Any, joined: Any) -> None:
-        recorder.made[0].append(joined.data_step)
-        if joined.data_step == 7:
-            exchange = joined._loop.inflight._exchange
-            shutdown = joined._shutdown
-
-            def exchange_once(opened: Any) -> Any:
-                if not shutdown.is_requested:
-                    shutdown.share = 0.0
-                    joined.leave(within_s=LONG_S)
-                while shutdown.share < COMMIT_SHARE:
-                    if shutdown.share == 0.0:
-                        raise StopTraining(StopReason.LEFT)
-                    time.sleep(0.001)
-                time.sleep(0.02)  # so that the drain is in its last stage, in most trials
-                return exchange(opened)
-
-            joined._loop.inflight._exchange = exchange_once
-
-    has_left = threading.Event()
-
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 7:
-            assert has_left.wait(600)
-        if joined.data_step == 8:
-            assert recorder.second_steps.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
-    first = group.start(1, **COUNTING, on_step=leaves)
-    group.wait(first)
-    assert (first.error, first.reason) == (None, "left")
-    has_left.set()
-    second = group.start(1, **COUNTING, on_step=recorder.second_process)
-    group.wait()
-    group.assert_log()
-    group.assert_agreed(other, second)
-    assert_all_counted(group, recorder, other)
-
-
 def test_no_replica_waits_for_the_next_process_to_reduce_its_predecessors_block(
     tiny_group: MakeGroup,
 ) -> None:
@@ -381,7 +170,7 @@ def test_a_single_replica_closes_its_last_round(tiny_group: MakeGroup) -> None:
 
 def test_all_replicas_are_drained_in_a_round_and_return(tiny_group: MakeGroup) -> None:
     """The next processes close the round with the early contributions."""
-    group = tiny_group(**SETTINGS, heartbeat_timeout_s=60.0)
+    group = tiny_group(**SETTINGS)
     there = threading.Barrier(2)
 
     def both(member: Any, joined: Any) -> None:
@@ -394,7 +183,13 @@ def test_all_replicas_are_drained_in_a_round_and_return(tiny_group: MakeGroup) -
     paused = [group.start(replica, **COUNTING, on_step=both) for replica in range(2)]
     group.wait(*paused)
     assert [member.reason for member in paused] == ["left", "left"]
-    resumed = [group.start(replica, **COUNTING) for replica in range(2)]
+
+    def meet(member: Any, joined: Any) -> None:
+        if member.steps == 1:
+            joined._lease.beat()  # at once, so that the rounds wait for it
+            there.wait(600)
+
+    resumed = [group.start(replica, **COUNTING, on_step=meet) for replica in range(2)]
     group.wait(*resumed)
     group.assert_log()
     group.assert_agreed(*resumed)

@@ -1,0 +1,126 @@
+"""Processes of one replica that follow each other within a round: no step is lost or made twice."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco.protocol.records import Identity
+from diloco.store.base import LocalStore
+from diloco.training.replica_state import (
+    EarlyContribution,
+    ReplicaState,
+    StateWriter,
+    load_replica_state,
+)
+from tests.diloco.training.leaving import (
+    COUNTING,
+    FRAGMENTS,
+    LONG_S,
+    SETTINGS,
+    MakeGroup,
+    StepRecorder,
+    steps_in_plans,
+)
+
+
+@pytest.mark.parametrize("at", [6, 7], ids=["one-step", "whole-round"])
+def test_steps_after_an_early_contribution_are_repeated_if_their_process_leaves_too(
+    tiny_group: MakeGroup, at: int
+) -> None:
+    """The first process contributes steps 4 and 5 to round 2. The second makes step ``at`` and
+    leaves before the round is decided."""
+    group = tiny_group(**SETTINGS)
+    recorder = StepRecorder(group, at=5, whole=False)
+    has_left = threading.Event()
+
+    def hold(member: Any, joined: Any) -> None:
+        if joined.data_step == 5:
+            assert has_left.wait(600)
+
+    other = group.start(0, **COUNTING, on_step=hold)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
+    group.wait(first)
+
+    def leaves(member: Any, joined: Any) -> None:
+        recorder.made[1].append(joined.data_step)
+        if joined.data_step == at:
+            joined.leave(within_s=LONG_S)
+            joined._shutdown.share = 0.0
+
+    second = group.start(1, **COUNTING, on_step=leaves)
+    group.wait(second)
+    assert (second.error, second.reason) == (None, "left")
+
+    def third_steps(member: Any, joined: Any) -> None:
+        joined._lease.beat()
+        has_left.set()
+
+    third = group.start(1, **COUNTING, on_step=third_steps)
+    if at == 7:
+        has_left.set()
+    group.wait()
+    group.assert_agreed(other, third)
+    assert steps_in_plans(group, 1, 0) == group.settings.total_steps
+
+
+def test_a_periodic_state_keeps_the_early_contributions(tiny_group: MakeGroup) -> None:
+    """The first process contributes early to rounds 3 and 4; the second saves its state after round
+    3 and is killed in round 4, which is still open."""
+    group = tiny_group(**{**SETTINGS, **FRAGMENTS}, state_every=1)
+    recorder = StepRecorder(group, at=4, whole=False)
+    second_is_there, third_is_there = threading.Event(), threading.Event()
+
+    def hold(member: Any, joined: Any) -> None:
+        if joined.data_step == 4:
+            assert second_is_there.wait(600)
+        if joined.data_step == 7:
+            assert third_is_there.wait(600)
+
+    other = group.start(0, **COUNTING, on_step=hold)
+    first = group.start(1, **COUNTING, on_step=recorder.first_process)
+    group.wait(first)
+
+    def dies(member: Any, joined: Any) -> None:
+        recorder.made[1].append(joined.data_step)
+        second_is_there.set()
+        if joined.data_step == 6:
+            joined._loop.tasks.finish_state()
+            member.store.dead = True
+
+    second = group.start(1, **COUNTING, on_step=dies)
+    group.wait(second)
+    assert second.error is not None
+
+    def third_steps(member: Any, joined: Any) -> None:
+        joined._lease.beat()
+        third_is_there.set()
+
+    third = group.start(1, **COUNTING, on_step=third_steps)
+    group.wait()
+    group.assert_agreed(other, third)
+    early = next(c for c in group.plan(4).contributions if c.replica == 1)
+    assert early.incarnation.startswith("00001")
+
+
+def test_a_late_write_does_not_replace_the_state_of_a_leaving_process(tmp_path: Path) -> None:
+    """The request of a periodic save can hang until the process has saved its state and exited."""
+    store = LocalStore(tmp_path)
+    me = Identity(replica=1, incarnation="00001-00000000")
+    early = {2: EarlyContribution(incarnation=me.incarnation)}
+    periodic = ReplicaState(round=1, tokens=8, trees={}, residuals={})
+    leaving = replace(periodic, early=early, data_step=6)
+    StateWriter(leaving).write(store, me, wall_s=0.0, name="left", replaces=True)
+    StateWriter(periodic).write(store, me, wall_s=0.0)
+    saved = load_replica_state(store, 1)
+    assert saved is not None
+    assert (list(saved.early), saved.data_step) == ([2], 6)
+    again = replace(leaving, data_step=7)
+    StateWriter(again).write(store, me, wall_s=0.0, name="left", replaces=True)
+    saved = load_replica_state(store, 1)
+    assert saved is not None
+    assert saved.data_step == 7
