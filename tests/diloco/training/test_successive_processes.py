@@ -96,13 +96,18 @@ def test_a_periodic_state_keeps_the_early_contributions(tiny_group: MakeGroup) -
     group.wait(second)
     assert second.error is not None
 
+    known: list[int] = []
+
     def third_steps(member: Any, joined: Any) -> None:
+        if not third_is_there.is_set():
+            known.extend(joined._loop.progress.early)
         joined._lease.beat()
         third_is_there.set()
 
     third = group.start(1, **COUNTING, on_step=third_steps)
     group.wait()
     group.assert_agreed(other, third)
+    assert known == [4], "so it does not contribute to round 4 itself"
     early = next(c for c in group.plan(4).contributions if c.replica == 1)
     assert early.incarnation.startswith("00001")
 
