@@ -291,6 +291,9 @@ class Future:
     def done(self) -> bool:
         return self._done
 
+    def cancelled(self) -> bool:
+        return False
+
     def _await(self) -> None:
         if not self._done:
             active().block(lambda: self._done, on=[self.waiters])
