@@ -11,27 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
+
+from tests.diloco.counting import COUNTING
 
 MakeGroup = Callable[..., Any]
-
-
-class Counter(nn.Module):
-    """Four weights in four layers, all 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-
-def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
-    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
-
-
-COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
 
 
 def count(group: Any, replicas: int = 1, **start: Any) -> list[Any]:

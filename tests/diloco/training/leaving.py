@@ -1,42 +1,21 @@
-"""Groups whose replica 1 leaves and continues in another process, for tests of graceful shutdown.
-
-The model counts: each inner step lowers each weight by 1, the outer optimizer adds contributions.
-"""
+"""Replica 1 leaves and continues in another process: what tests of graceful shutdown share."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import torch
-from torch import nn
 
 from diloco.protocol import keys
 from diloco.protocol.records import Command, Heartbeat
+from tests.diloco.counting import COUNTING
 
 MakeGroup = Callable[..., Any]
 
 LONG_S = 3000.0
 """A minute of real time on the tests' clock: a test that waits this long fails."""
 
-
-class Counter(nn.Module):
-    """Four weights in four layers, all 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-
-def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
-    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
-
-
-COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
 SETTINGS: dict[str, Any] = {
     "outer_lr": 1.0,
     "outer_momentum": 0.0,
@@ -55,6 +34,16 @@ SEVERAL_OPEN = {**FRAGMENTS, "overlap_steps": 3, "mixing_alpha": 1.0}
 def drain(group: Any, n: int, replica: int | None, **arguments: object) -> None:
     command = Command(n=n, command="drain", replica=replica, arguments=arguments, wall_s=0.0)
     assert group.store.create(keys.control(n), command.to_bytes())
+
+
+def wait_at(events: Mapping[int, threading.Event]) -> Callable[[Any, Any], None]:
+    """Return a callback of a replica that waits at each of these data steps for an event."""
+
+    def on_step(member: Any, joined: Any) -> None:
+        if event := events.get(joined.data_step):
+            assert event.wait(600)
+
+    return on_step
 
 
 class StepRecorder:
@@ -135,3 +124,19 @@ def assert_all_counted(group: Any, recorder: StepRecorder, survivor: Any) -> Non
         layers = [n for n in range(4) if n % settings.num_fragments == fragment]
         assert [weights[n] for n in layers] == [planned_weight(group, fragment)] * len(layers)
     assert commits[-1].tokens_total == 2 * 8 * settings.total_steps
+
+
+def leave_and_return(
+    group: Any, recorder: StepRecorder, leaves: Callable[[Any, Any], None]
+) -> tuple[Any, Any]:
+    """Train with replica 0 and a process of replica 1 that ``leaves``, then with its next one;
+    return both members, whose weights are the same."""
+    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
+    first = group.start(1, **COUNTING, on_step=leaves)
+    group.wait(first)
+    assert (first.error, first.reason) == (None, "left")
+    second = group.start(1, **COUNTING, on_step=recorder.second_process)
+    group.wait()
+    group.assert_log()
+    group.assert_agreed(other, second)
+    return other, second

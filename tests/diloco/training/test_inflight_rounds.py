@@ -12,29 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.local_progress import MISSES
+from tests.diloco.counting import COUNTING
+from tests.diloco.training.leaving import planned_weight
 
 MakeGroup = Callable[..., Any]
-
-
-class Counter(nn.Module):
-    """Four weights in four layers, all 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(4)])
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-
-def one_down(model: nn.Module, replica: int, step: int) -> torch.Tensor:
-    return torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
-
-
-COUNTING: dict[str, Any] = {"make_model": Counter, "loss": one_down, "lr": 1.0}
 OVERLAPPING: dict[str, Any] = {
     "outer_lr": 1.0,
     "outer_momentum": 0.0,
@@ -44,17 +28,6 @@ OVERLAPPING: dict[str, Any] = {
     "overlap_steps": 3,
     "mixing_alpha": 1.0,
 }
-
-
-def claimed(group: Any, fragment: int) -> float:
-    """The value that a weight of the fragment must have according to the plans."""
-    plans = [group.plan(commit.round) for commit in group.commits() if not commit.void]
-    return -sum(
-        c.weight * c.steps
-        for plan in plans
-        if plan.fragment == fragment
-        for c in plan.contributions
-    )
 
 
 def test_work_discarded_in_flight_is_not_subtracted_again(
@@ -72,8 +45,8 @@ def test_work_discarded_in_flight_is_not_subtracted_again(
     group.wait()
     group.assert_agreed(member)
     ends = member.weights().tolist()
-    assert [ends[0], ends[2]] == [claimed(group, 0)] * 2
-    assert [ends[1], ends[3]] == [claimed(group, 1)] * 2
+    assert [ends[0], ends[2]] == [planned_weight(group, 0)] * 2
+    assert [ends[1], ends[3]] == [planned_weight(group, 1)] * 2
 
 
 def test_dynamic_local_updates_never_send_a_fragment_in_flight(
@@ -90,7 +63,7 @@ def test_dynamic_local_updates_never_send_a_fragment_in_flight(
     group.wait()
     group.assert_agreed(member)
     assert not any(group.plan(commit.round).refused for commit in group.commits())
-    assert member.weights().tolist() == [claimed(group, 0)] * 4
+    assert member.weights().tolist() == [planned_weight(group, 0)] * 4
 
 
 def test_the_schedule_step_never_decreases(tiny_group: MakeGroup) -> None:

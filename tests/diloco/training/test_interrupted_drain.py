@@ -11,8 +11,8 @@ import pytest
 from diloco.errors import StopReason, StopTraining
 from diloco.membership.graceful_shutdown import BASE_SHARE, COMMIT_SHARE
 from diloco.store.base import StoreError
+from tests.diloco.counting import COUNTING
 from tests.diloco.training.leaving import (
-    COUNTING,
     LONG_S,
     OVERLAP,
     SETTINGS,
@@ -20,6 +20,8 @@ from tests.diloco.training.leaving import (
     MakeGroup,
     StepRecorder,
     assert_all_counted,
+    leave_and_return,
+    wait_at,
 )
 
 
@@ -64,14 +66,7 @@ def test_an_exchange_that_is_interrupted_while_the_drain_waits_is_resumed(
             interrupt_once(joined, before=before)
         recorder.first_process(member, joined)
 
-    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
-    first = group.start(1, **COUNTING, on_step=leaves)
-    group.wait(first)
-    assert (first.error, first.reason) == (None, "left")
-    second = group.start(1, **COUNTING, on_step=recorder.second_process)
-    group.wait()
-    group.assert_log()
-    group.assert_agreed(other, second)
+    leave_and_return(group, recorder, leaves)
     assert sorted(recorder.made[0] + recorder.made[1]) == list(range(26)), "with tau at the end"
 
 
@@ -103,13 +98,7 @@ def test_a_contribution_that_is_interrupted_before_its_upload_is_made_before_the
 
     has_left = threading.Event()
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 7:
-            assert has_left.wait(600)
-        if joined.data_step == 8:
-            assert recorder.second_steps.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({7: has_left, 8: recorder.second_steps}))
     first = group.start(1, **COUNTING, on_step=leaves)
     group.wait(first)
     assert (first.error, first.reason) == (None, "left")
@@ -150,14 +139,7 @@ def test_an_early_contribution_is_made_once_if_its_stage_is_resumed(tiny_group: 
             loop.inflight._exchange, loop._exchange.contribute = exchange_once, recorded
         recorder.first_process(member, joined)
 
-    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
-    first = group.start(1, **COUNTING, on_step=leaves)
-    group.wait(first)
-    assert (first.error, first.reason) == (None, "left")
-    second = group.start(1, **COUNTING, on_step=recorder.second_process)
-    group.wait()
-    group.assert_log()
-    group.assert_agreed(other, second)
+    leave_and_return(group, recorder, leaves)
     assert sorted(contributed) == [4, 5]
     assert group.commits()[-1].tokens_total == 2 * 8 * 16
 
@@ -170,11 +152,7 @@ def test_a_leaving_replica_does_not_wait_for_the_commit_of_an_early_contribution
     recorder = StepRecorder(group, at=5, whole=False)
     has_left = threading.Event()
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 5:
-            assert has_left.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({5: has_left}))
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
 
@@ -220,11 +198,7 @@ def test_the_error_of_an_exchange_during_the_drain_is_logged(
 
             joined._loop.inflight._exchange = fails
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 7:
-            assert has_left.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({7: has_left}))
     first = group.start(1, **COUNTING, on_step=leaves)
     group.wait(first)
     has_left.set()

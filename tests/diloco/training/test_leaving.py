@@ -11,8 +11,8 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import ReplicaStateManifest
+from tests.diloco.counting import COUNTING
 from tests.diloco.training.leaving import (
-    COUNTING,
     FRAGMENTS,
     LONG_S,
     OVERLAP,
@@ -22,9 +22,11 @@ from tests.diloco.training.leaving import (
     StepRecorder,
     assert_all_counted,
     drain,
+    leave_and_return,
     newest_beats,
     planned_weight,
     steps_in_plans,
+    wait_at,
 )
 from tests.matrix import matrix
 
@@ -93,14 +95,7 @@ def test_steps_after_an_open_round_are_contributed_after_its_commit(
     """Two steps of round 3 are made while round 2 is exchanged: its commit is their base."""
     group = tiny_group(**{**SETTINGS, **OVERLAP})
     recorder = StepRecorder(group, at=9, whole=False)
-    other = group.start(0, **COUNTING, on_step=recorder.other_replica)
-    first = group.start(1, **COUNTING, on_step=recorder.first_process)
-    group.wait(first)
-    assert (first.error, first.reason) == (None, "left")
-    second = group.start(1, **COUNTING, on_step=recorder.second_process)
-    group.wait()
-    group.assert_log()
-    group.assert_agreed(other, second)
+    other, _ = leave_and_return(group, recorder, recorder.first_process)
     assert sorted(recorder.made[0] + recorder.made[1]) == list(range(26)), "with tau at the end"
     handed_in = next(c for c in group.plan(3).contributions if c.replica == 1)
     assert (handed_in.incarnation[:5], handed_in.steps) == ("00001", 2)
@@ -137,11 +132,7 @@ def test_the_next_process_waits_for_a_complete_early_contribution(tiny_group: Ma
     recorder = StepRecorder(group, at=7, whole=False)
     waiting = threading.Event()
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 7:
-            assert waiting.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({7: waiting}))
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
     second = group.start(1, **COUNTING, on_step=recorder.second_process)

@@ -17,14 +17,15 @@ from diloco.training.replica_state import (
     StateWriter,
     load_replica_state,
 )
+from tests.diloco.counting import COUNTING
 from tests.diloco.training.leaving import (
-    COUNTING,
     FRAGMENTS,
     LONG_S,
     SETTINGS,
     MakeGroup,
     StepRecorder,
     steps_in_plans,
+    wait_at,
 )
 
 
@@ -38,11 +39,7 @@ def test_steps_after_an_early_contribution_are_repeated_if_their_process_leaves_
     recorder = StepRecorder(group, at=5, whole=False)
     has_left = threading.Event()
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 5:
-            assert has_left.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({5: has_left}))
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
 
@@ -75,13 +72,7 @@ def test_a_periodic_state_keeps_the_early_contributions(tiny_group: MakeGroup) -
     recorder = StepRecorder(group, at=4, whole=False)
     second_is_there, third_is_there = threading.Event(), threading.Event()
 
-    def hold(member: Any, joined: Any) -> None:
-        if joined.data_step == 4:
-            assert second_is_there.wait(600)
-        if joined.data_step == 7:
-            assert third_is_there.wait(600)
-
-    other = group.start(0, **COUNTING, on_step=hold)
+    other = group.start(0, **COUNTING, on_step=wait_at({4: second_is_there, 7: third_is_there}))
     first = group.start(1, **COUNTING, on_step=recorder.first_process)
     group.wait(first)
 
