@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diloco.errors import StopTraining
+from diloco.errors import RunOver, StopTraining
 from diloco.exchange.round_observer import Base
 from diloco.exchange.round_settlement import RoundResult, Sent
 from diloco.exchange.step_accounting import LocalWork, StepMark
@@ -41,11 +41,11 @@ class InflightRound:
     """A round that this replica has trained for.
 
     ``gradient`` (n,) is ``base - local`` of the fragment when its steps ended, ``contributed`` what
-    was sent of it (with error feedback; the same tensor without). ``due_steps`` is the inner step
-    after which it is to be applied. ``sent`` is there once the contribution is durable. ``cosine``
-    is that of what was contributed to the mean that took it, once the round is settled.
-    ``is_awaited`` False: no process waited for this replica when its steps ended, so the round was
-    not decided without it.
+    was sent of it (with error feedback; the same tensor without). ``began`` are the counts when its
+    steps began. ``due_steps`` is the inner step after which it is to be applied. ``sent`` is there
+    once the contribution is durable. ``cosine`` is that of what was contributed to the mean that
+    took it, once the round is settled. ``is_awaited`` False: no process waited for this replica
+    when its steps ended, so the round was not decided without it.
     """
 
     round: int
@@ -57,6 +57,7 @@ class InflightRound:
     gradient: Tensor
     contributed: Tensor
     timings: Timings
+    began: StepMark
     started_wall_s: float
     compute_s: float
     sent: Sent | None = None
@@ -168,14 +169,16 @@ class InflightRounds:
             self._dropped.append(self._queue.popleft()[1])
 
     def end(self) -> list[InflightRound]:
-        """Wait for the exchanges, whose ``check`` raises by now, at most :data:`ENDED_S`; return
-        the rounds with a durable contribution, oldest first."""
+        """Wait for the exchanges, whose ``check`` raises by now, at most :data:`ENDED_S`; log the
+        errors of those that failed, and return the rounds with a durable contribution, oldest
+        first."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         exchanges = [*self._dropped, *(exchange for _, exchange in self._queue)]
         if wait(exchanges, timeout=ENDED_S).not_done:
             log.error("the exchange has not ended: a request of the store hangs")
         for opened, exchange in self._queue:
-            if (error := _error_of(exchange)) and not isinstance(error, StopTraining):
+            error = _error_of(exchange)
+            if error is not None and not isinstance(error, StopTraining | RunOver):
                 name = type(error).__name__
                 log.error("the exchange of round %d has failed: %s: %s", opened.round, name, error)
         contributed = [opened for opened, _ in self._queue if opened.sent is not None]

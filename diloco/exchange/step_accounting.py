@@ -56,16 +56,16 @@ class StepCounter:
         self._rounds = [0] * fragments  # rounds of work since the base of each fragment
         self._uncounted_tokens = 0
         self._step_started_s = 0.0
-        self._round_started = StepMark()
+        self.round_began = StepMark()
         self._losses: deque[Tensor] = deque()
         self._losses_from = 0  # steps before the first kept loss
 
     def begin_round(self, *, made: int = 0) -> None:
         """Start a round, of which an earlier process has already contributed ``made`` steps."""
-        if steps := self.now.steps - self._round_started.steps:
+        if steps := self.now.steps - self.round_began.steps:
             self.step_s = self.compute_in_round_s / steps
         self.steps_in_round = made
-        self._round_started = self.now
+        self.round_began = self.now
         self.round_started_wall_s = self._clock.wall()
         self.resume()
 
@@ -104,11 +104,11 @@ class StepCounter:
     @property
     def compute_in_round_s(self) -> float:
         """Compute time of the current round in seconds."""
-        return self.now.compute_s - self._round_started.compute_s
+        return self.now.compute_s - self.round_began.compute_s
 
     @property
     def tokens_in_round(self) -> int:
-        return self.now.tokens - self._round_started.tokens
+        return self.now.tokens - self.round_began.tokens
 
     def steps_since_base(self, fragment: int) -> int:
         """Return the inner steps since the base of ``fragment``."""

@@ -409,7 +409,7 @@ class Lease:
                     self.beat_if_due()
             except StoreError as error:
                 log.warning("heartbeat failed, will retry: %s", error)
-            except Exception:  # without heartbeats the group would count this replica as dead
+            except Exception:  # without this thread the group would count the replica as dead
                 log.exception("heartbeat failed, will retry")
 
     def beat_if_due(self) -> None:

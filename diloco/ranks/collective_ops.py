@@ -96,7 +96,8 @@ class Ranks:
         self._counted = StepMessage()
         self._on_counted: Callable[[StepMessage], None] = lambda received: None
         self._thread = threading.get_ident()
-        self._last_message_s = self._clock.monotonic()
+        self._last_message_s = self._counted_s = self._clock.monotonic()
+        self._leaves_s = float("inf")
 
     # -- counts of a step, sent with the next message ---------------------------------------------
 
@@ -109,6 +110,7 @@ class Ranks:
         synchronising. On the CPU the tensor gets its value with the next message. ``on_more``
         receives the tokens of the other ranks, also with the next message.
         """
+        self._counted_s = self._clock.monotonic()
         mean = to_full_tensor(loss).detach().float().reshape(()).clone()
         elsewhere = on_gpu(mean)
         if elsewhere:
@@ -131,8 +133,8 @@ class Ranks:
     def all_reduce(self, message: StepMessage) -> StepMessage:
         """Sum the message over all ranks. Raises :class:`ReplicaError` if another rank failed."""
         assert threading.get_ident() == self._thread, "expected the training loop's thread"
-        now_s = self._clock.monotonic()
-        silent_s, self._last_message_s = now_s - self._last_message_s, now_s
+        since_s = max(self._last_message_s, self._counted_s)
+        self._last_message_s = self._clock.monotonic()
         counted, self._counted = self._counted, StepMessage()
         on_counted, self._on_counted = self._on_counted, lambda received: None
         received = self.channel.all_reduce(message + counted)
@@ -140,9 +142,17 @@ class Ranks:
         if received.failed:
             self._raise(self.channel.texts(""))
         if received.leaving:
-            # A rank can have written its part of this message right after the last one.
-            self.on_leaving(max(0.0, received.leave_within_s / received.leaving - silent_s))
+            self._leave(received.leave_within_s / received.leaving, since_s)
         return received
+
+    def _leave(self, within_s: float, since_s: float) -> None:
+        """Pass a shutdown request of another rank on, unless it can be the one that was passed on
+        before: its share of the time begins once. The rank has written its part of the message
+        after ``since_s``: after the last message and its own step."""
+        now_s = self._clock.monotonic()
+        if now_s + within_s < self._leaves_s:
+            self._leaves_s = since_s + within_s
+            self.on_leaving(max(0.0, self._leaves_s - now_s))
 
     def keep_alive(self) -> None:
         """Send a keep-alive if none of the leader's messages was recent, so that followers do not

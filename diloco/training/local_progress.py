@@ -86,6 +86,7 @@ class LocalProgress:
             gradient=gradient,
             contributed=self.residuals.added_to(gradient, fragment),
             timings=Timings(self._clock),
+            began=self.counter.round_began,
             started_wall_s=self.counter.round_started_wall_s,
             compute_s=self.counter.compute_in_round_s,
         )
@@ -246,7 +247,7 @@ class LocalProgress:
         return {
             round: early
             for round, early in self.early.items()
-            if self.earlier_contributor(round) is not None
+            if round >= self.state.round and self.earlier_contributor(round) is not None
         }
 
     def replace_earlier(self, round: int) -> None:

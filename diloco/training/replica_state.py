@@ -117,9 +117,10 @@ class StateWriter:
 
         A second save after the same round ``replaces`` the first one and has another ``name``, so
         that the first one remains complete until the new manifest exists. The first one does not
-        replace the second, even if its last request arrives later. ``check`` is called before each
-        part and before the manifest is written; its exception leaves a save without a manifest,
-        which readers ignore.
+        replace the second, even if its last request arrives later, on a store with atomic create
+        (on another one only the coordinator can create). ``check`` is called before each part and
+        before the manifest is written; its exception leaves a save without a manifest, which
+        readers ignore.
         """
         folder = keys.replica_state_dir(identity.replica, identity.incarnation, self._round)
         stored, residuals = self._put(store, f"{folder}{name}", check)
@@ -136,7 +137,7 @@ class StateWriter:
         )
         check()
         key = keys.replica_state_manifest(identity.replica, identity.incarnation, self._round)
-        if replaces:
+        if replaces or not store.atomic_create:
             store.put(key, manifest.to_bytes())
         else:
             store.create(key, manifest.to_bytes())

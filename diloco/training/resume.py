@@ -3,7 +3,8 @@
 A process that leaves contributes the steps it has, to the current round and to the next rounds of
 the other fragments. Most of these rounds are decided after it has exited. The next process
 continues at the data step of the earlier one. It adds nothing to rounds with an early contribution;
-its steps during these rounds stay in its local weights for its next contribution.
+its steps during these rounds stay in its local weights for its next contribution. If it leaves
+before it has made one, the process after it repeats these steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from diloco.errors import ReplicaError
 from diloco.exchange.inflight_rounds import InflightRound, InflightRounds
 from diloco.exchange.round_observer import RoundObserver
+from diloco.exchange.step_accounting import StepMark
 from diloco.model.inner_state import Inner
 from diloco.protocol.reading import Damaged
 from diloco.store.base import Store
@@ -117,18 +119,26 @@ class Resumption:
             contribute(opened)
             self.ahead.append(opened)
 
-    def save(self, contributed: Iterable[InflightRound], *, round: int, data_step: int) -> None:
+    def save(
+        self,
+        contributed: Iterable[InflightRound],
+        *,
+        round: int,
+        data_step: int,
+        began: StepMark,
+    ) -> None:
         """Save the replica state at ``round`` and ``data_step``. ``contributed`` are open rounds
-        with a durable contribution, in addition to those in ``ahead``."""
+        with a durable contribution, in addition to those in ``ahead``. ``began`` are the counts at
+        the start of the oldest open round."""
         progress = self._progress
         if progress.counter.now.steps == 0:
             return  # the saved state is still the newest
         early = progress.open_early()
         own = [*contributed, *self.ahead]
-        first = progress.state.round
-        is_repeated = first in early and not own
-        if is_repeated:  # the steps since the contribution of the earlier process are in none
-            start = (first - 1) * progress.settings.round_steps
+        open_round = progress.state.round
+        is_repeated = open_round in early and not own
+        if is_repeated:  # no contribution contains the steps since that of the earlier process
+            start = (open_round - 1) * progress.settings.round_steps
             data_step = min(data_step, max(start, self._data_step))
         for opened in own:
             early[opened.round] = EarlyContribution(
@@ -136,5 +146,9 @@ class Resumption:
                 residual=progress.left_out(opened),
             )
         # Steps that are not contributed are repeated with their data.
-        lost = 0 if round in early and not is_repeated else progress.counter.tokens_in_round
+        lost = progress.counter.tokens_in_round
+        if is_repeated:
+            lost = progress.counter.now.tokens - began.tokens
+        elif round in early:
+            lost = 0
         self._tasks.save_leaving(early, data_step=data_step, lost_tokens=lost)

@@ -428,7 +428,10 @@ class RoundLoop:
 
     def save(self, give_up: Callable[[], bool]) -> None:
         """Close the loop and save the replica state for the next process."""
-        self.resumption.save(self.close(give_up), round=self.round, data_step=self.data_step)
+        began = self.inflight.first().began if len(self.inflight) else self.counter.round_began
+        self.resumption.save(
+            self.close(give_up), round=self.round, data_step=self.data_step, began=began
+        )
         self._rescue.repair_commits(self._round_observer.known_commits())
 
     def close(self, give_up: Callable[[], bool]) -> list[InflightRound]:

@@ -166,6 +166,17 @@ def secrets_of(islands: Together) -> set[str]:
     }
 
 
+def tested(admin: Browser, pk: int) -> str:
+    """Test a credential and return its page; again while a busy machine gives no answer in time."""
+    for _ in range(10):
+        page = admin.post(
+            f"admin/runs/credential/{pk}/test/", at=f"admin/runs/credential/{pk}/change/"
+        )
+        if "no answer within" not in page:
+            break
+    return page
+
+
 def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
     islands: Together, stack: LiveStack
 ) -> None:
@@ -180,9 +191,7 @@ def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
     )
     assert set(pks) == set(credential_fields(islands))
     for name, pk in pks.items():
-        page = admin.post(
-            f"admin/runs/credential/{pk}/test/", at=f"admin/runs/credential/{pk}/change/"
-        )
+        page = tested(admin, pk)
         assert "UTC: works." in page, (name, re.findall(r"UTC: .*", page))
     assert "whose keys open no other prefix" in admin.get(
         f"admin/runs/credential/{pks['store-s3']}/change/"
@@ -207,10 +216,7 @@ def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
         name="modal",
         variable_MODAL_TOKEN_SECRET="as-wrong-and-secret",
     )
-    refused = admin.post(
-        f"admin/runs/credential/{pks['modal']}/test/",
-        at=f"admin/runs/credential/{pks['modal']}/change/",
-    )
+    refused = tested(admin, pks["modal"])
     assert "UTC: does not work." in refused
     admin.post(
         f"admin/runs/credential/{pks['modal']}/change/",

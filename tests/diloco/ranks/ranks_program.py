@@ -313,7 +313,9 @@ def play(scenario: Scenario) -> None:
     collective_ops.KEEP_LISTENING_S = 600.0  # so that the number of messages does not vary
     match scenario.name:
         case "leader-waits":
+            waits = (inflight_rounds.CHECK_EVERY_S, inflight_rounds.MEANWHILE_EVERY_S)
             scenario.run(ddp, on_step=leave_while_the_leader_waits)
+            inflight_rounds.CHECK_EVERY_S, inflight_rounds.MEANWHILE_EVERY_S = waits
         case "handed-in":
             scenario.run(fsdp, on_step=leave_in_time)
         case "ddp":

@@ -9,7 +9,9 @@ import pytest
 
 from diloco.protocol import keys
 from diloco.protocol.records import CheckpointManifest, Command, Heartbeat
+from diloco.store.base import StoreDenied
 from diloco.training.final_result import read_final
+from diloco.training.replica_state import load_replica_state
 
 MakeGroup = Callable[..., Any]
 
@@ -54,3 +56,17 @@ def test_a_run_without_its_coordinator_pauses_until_another_is_named(tiny_group:
     group.wait(*others)
     group.assert_agreed(*others)
     assert [c.committer.replica for c in group.assert_log()] == [0, 2, 2, 2]
+
+
+def test_a_replica_that_cannot_create_objects_saves_its_state(tiny_group: MakeGroup) -> None:
+    group = tiny_group(num_replicas=2, total_rounds=3, state_every=1)
+    members = [group.start(n, atomic_create=False) for n in range(2)]
+
+    def denied(key: str, data: object) -> bool:
+        raise StoreDenied(f"{key}: only the coordinator can create there")
+
+    members[1].store.create = denied
+    group.wait()
+    group.assert_agreed(*members)
+    saved = load_replica_state(group.store, 1)
+    assert saved is not None and saved.round == 2

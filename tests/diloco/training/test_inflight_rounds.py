@@ -8,11 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from diloco.errors import RunOver, StopReason, StopTraining
+from diloco.exchange.inflight_rounds import InflightRounds
+from diloco.store.base import StoreError
 from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.local_progress import MISSES
 from tests.diloco.counting import COUNTING
@@ -91,3 +95,29 @@ def test_a_late_joiner_logs_no_missed_rounds(
     with caplog.at_level(logging.ERROR, logger="diloco.training.local_progress"):
         group.wait()
     assert "in a row" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (RunOver("round 8 was the last"), False),
+        (StopTraining(StopReason.LEFT), False),
+        (StoreError("the upload is denied"), True),
+    ],
+    ids=["over", "stopped", "failed"],
+)
+def test_only_failed_exchanges_are_logged_at_the_end(
+    error: Exception, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = threading.Event()
+
+    def exchange(opened: Any) -> Any:
+        began.set()
+        raise error
+
+    inflight = InflightRounds(exchange, at_once=1)
+    opened: Any = SimpleNamespace(round=9, sent=None)
+    inflight.begin(opened)
+    assert began.wait(600)
+    assert inflight.end() == []
+    assert (str(error) in caplog.text) is logged

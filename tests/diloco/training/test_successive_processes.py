@@ -1,4 +1,4 @@
-"""Processes of one replica that follow each other within a round: no step is lost or made twice."""
+"""Processes of one replica that follow each other within a round."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.diloco.counting import COUNTING
 from tests.diloco.training.leaving import (
     FRAGMENTS,
     LONG_S,
+    OVERLAP,
     SETTINGS,
     MakeGroup,
     StepRecorder,
@@ -58,11 +59,33 @@ def test_steps_after_an_early_contribution_are_repeated_if_their_process_leaves_
         has_left.set()
 
     third = group.start(1, **COUNTING, on_step=third_steps)
-    if at == 7:
-        has_left.set()
     group.wait()
     group.assert_agreed(other, third)
     assert steps_in_plans(group, 1, 0) == group.settings.total_steps
+
+
+@pytest.mark.parametrize(("changes", "at"), [({}, 6), (OVERLAP, 8)], ids=["one", "overlap"])
+def test_repeated_steps_do_not_count_in_the_tokens_of_a_replica(
+    tiny_group: MakeGroup, changes: dict[str, Any], at: int
+) -> None:
+    """The second process has steps of round 2, with overlap also of round 3, and no time."""
+    group = tiny_group(**{**SETTINGS, **changes})
+    recorder = StepRecorder(group, at=5, whole=False)
+    has_left = threading.Event()
+    group.start(0, **COUNTING, on_step=wait_at({5: has_left}))
+    group.wait(group.start(1, **COUNTING, on_step=recorder.first_process))
+
+    def leaves(member: Any, joined: Any) -> None:
+        if joined.data_step == at:
+            joined.leave()
+
+    group.wait(group.start(1, **COUNTING, on_step=leaves))
+    saved = load_replica_state(group.store, 1)
+    assert saved is not None
+    assert (saved.data_step, saved.tokens) == (6, 6 * 8)
+    has_left.set()
+    group.start(1, **COUNTING)
+    group.wait()
 
 
 def test_a_periodic_state_keeps_the_early_contributions(tiny_group: MakeGroup) -> None:
