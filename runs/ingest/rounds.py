@@ -156,7 +156,7 @@ class _Rounds:
             refuse_records(run, records.bad, self.replicas)
             record_warnings(run, warnings(records, row_fields), self.replicas)
             row = round_strips.rebuild(row)
-            healing.mark(run, [row])
+            healed = healing.mark(run, [row])
             self._store_curves(row, before)
             if commit is not None:
                 date_evaluation(run, records.number, commit.tokens_total)
@@ -166,7 +166,7 @@ class _Rounds:
                 )
         run.refresh_from_db()
         self.changes.run = True
-        self.changes.rounds.add(records.number)
+        self.changes.rounds.update({records.number, *healed})
 
     def _store_outcomes(self, row: Round, records: RoundRecords, *, is_new: bool) -> None:
         """Store the contributions of a closed round with their outcomes. Those of a new round are

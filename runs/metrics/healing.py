@@ -7,7 +7,7 @@ restores both events and rounds from the bucket, so it gets the same result.
 
 A catch-up between two reads of the lease is missed; a round rarely closes within it. Events have
 the server's clock and commits that of their writer, so the first or last round of a catch-up can be
-wrong. No decision depends on it.
+wrong; so can the last round of a run, if an event is committed after it. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,35 @@ Moves = Mapping[int, list[tuple[datetime, str]]]
 """Replica number -> (time, new state), in order."""
 
 
-def mark(run: Run, rows: Iterable[Round]) -> None:
-    """Mark healing replicas in the strips of closed rounds, given in order, and save the changes.
+def mark(run: Run, rows: Iterable[Round]) -> list[int]:
+    """Mark healing replicas in the strips of closed rounds, given in order, and save the changes;
+    return the numbers of the changed rounds.
 
-    At most three queries and one per changed round; one query if every replica contributed.
+    The round before them is marked again, because an event can be committed after the round that
+    followed it. At most four queries and one per changed round; two if every replica contributed.
     """
-    numbers = sorted(Replica.objects.filter(run=run).values_list("number", flat=True))
     rows = [row for row in rows if row.committed_at is not None]
+    if not rows:
+        return []
+    numbers = sorted(Replica.objects.filter(run=run).values_list("number", flat=True))
+    last = rows[0].number - 1
+    earlier = {
+        row.number: row for row in Round.objects.filter(run=run, number__in=(last - 1, last))
+    }
+    before = earlier.get(last)
+    if before is not None and before.committed_at is not None and _absent(before, numbers):
+        rows, before = [before, *rows], earlier.get(last - 1)
     absent = {n for row in rows for n in _absent(row, numbers)}
-    if not absent:
-        return
-    moves = moves_of(run, absent)
-    if not moves:
-        return
-    before = Round.objects.filter(run=run, number=rows[0].number - 1).first()
-    for row in rows:
-        if healed := healing(row, before, moves, numbers):
+    moves = moves_of(run, absent) if absent else {}
+    changed = []
+    for row in rows if moves else ():
+        healed = healing(row, before, moves, numbers)
+        if healed != round_strips.healing(bytes(row.outcomes)):
             round_strips.heal(row, healed)
             row.save(update_fields=["outcomes", "timings"])
+            changed.append(row.number)
         before = row
+    return changed
 
 
 def healing(row: Any, before: Any, moves: Moves, numbers: Iterable[int]) -> list[int]:

@@ -159,13 +159,19 @@ def healing(outcomes: bytes) -> list[int]:
     return numbers
 
 
-def heal(row: Any, numbers: Iterable[int]) -> None:
-    """Mark replicas without a contribution as healing; the caller saves ``row``."""
+def heal(row: Any, numbers: Sequence[int]) -> None:
+    """Mark these replicas without a contribution as healing, and no others; the caller saves
+    ``row``."""
     size = max([len(row.outcomes), *(number + 1 for number in numbers)])
     outcomes, timings = unpack(bytes(row.outcomes), bytes(row.timings), size)
+    was_healing = np.flatnonzero(outcomes == HEALING)
+    outcomes[was_healing] = 0
     for number in numbers:
         outcomes[number] = outcomes[number] or HEALING
-    row.outcomes, row.timings = outcomes.tobytes(), timings.tobytes()
+    # A mark that is gone leaves no empty entry at the end.
+    while size and outcomes[size - 1] == 0 and size - 1 in was_healing:
+        size -= 1
+    row.outcomes, row.timings = outcomes[:size].tobytes(), timings[:size].tobytes()
 
 
 def curves(run: Run, rows: Sequence[Round]) -> dict[str, Points]:

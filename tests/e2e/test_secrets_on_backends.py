@@ -166,7 +166,7 @@ def secrets_of(islands: Together) -> set[str]:
     }
 
 
-def tested(admin: Browser, pk: int) -> str:
+def page_of_test(admin: Browser, pk: int) -> str:
     """Test a credential and return its page; again while a busy machine gives no answer in time."""
     for _ in range(10):
         page = admin.post(
@@ -191,7 +191,7 @@ def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
     )
     assert set(pks) == set(credential_fields(islands))
     for name, pk in pks.items():
-        page = tested(admin, pk)
+        page = page_of_test(admin, pk)
         assert "UTC: works." in page, (name, re.findall(r"UTC: .*", page))
     assert "whose keys open no other prefix" in admin.get(
         f"admin/runs/credential/{pks['store-s3']}/change/"
@@ -216,7 +216,7 @@ def test_a_run_on_five_backends_survives_a_preemption_and_leaves_no_secret(
         name="modal",
         variable_MODAL_TOKEN_SECRET="as-wrong-and-secret",
     )
-    refused = tested(admin, pks["modal"])
+    refused = page_of_test(admin, pks["modal"])
     assert "UTC: does not work." in refused
     admin.post(
         f"admin/runs/credential/{pks['modal']}/change/",

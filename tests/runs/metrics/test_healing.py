@@ -132,6 +132,23 @@ def test_all_rounds_at_once_give_the_same_result(scene: Scene) -> None:
     assert scene.healing() == result
 
 
+@pytest.mark.parametrize(("to", "before", "after"), [("computing", [1], []), ("syncing", [], [1])])
+def test_event_that_is_committed_after_the_round_that_followed_it(
+    scene: Scene, to: str, before: list[int], after: list[int]
+) -> None:
+    scene.event(1, 0.5, "syncing" if to == "computing" else "computing")
+    scene.close(1, 0, 2)
+    scene.close(2, 0)
+    scene.read()
+    assert scene.healing().get(2, []) == before
+    scene.event(1, 1.5, to)
+    scene.close(3, 0, 1, 2)
+    scene.read()
+    assert scene.healing().get(2, []) == after
+    outcomes = bytes(Round.objects.get(run=scene.run, number=2).outcomes)
+    assert len(outcomes) == (2 if after else 1), "as in an import"
+
+
 @pytest.mark.parametrize("replicas", [3, 30])
 def test_number_of_queries_does_not_grow(
     make_run: Callable[..., Any], clock: Clock, replicas: int
@@ -142,12 +159,13 @@ def test_number_of_queries_does_not_grow(
     row = Round.objects.get(run=scene.run, number=1)
     with CaptureQueriesContext(connection) as queries:
         healing.mark(scene.run, [row])
-    assert len(queries) == 1  # every replica contributed
+    assert len(queries) == 2  # every replica contributed
     for number in range(1, replicas):
         scene.event(number, 1.5, "syncing")
     scene.close(2, 0)
     scene.read()
     row = Round.objects.get(run=scene.run, number=2)
+    row.outcomes = bytes(row.outcomes).replace(bytes([round_strips.HEALING]), b"\0")
     with CaptureQueriesContext(connection) as queries:
         healing.mark(scene.run, [row])
     assert len(queries) == 4
