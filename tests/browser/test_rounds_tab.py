@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import BLANK, Site, Window, expect_address
+from tests.browser.conftest import BLANK, Site, Window, eventually, expect_address
 
 pytestmark = pytest.mark.browser
+
+HEATMAP = '[data-heatmap="large"]'
 
 SEED = """
 from tests.browser import seed_rounds
@@ -25,25 +27,24 @@ def make(site: Site, *, parts: int = 1, replicas: int = 4) -> str:
 
 def expect_announced(page: Page, right: int, down: int, text: str) -> None:
     """Move the cursor ``right`` and ``down`` cells from the origin, and expect ``text``."""
-    canvas = page.locator('[data-heatmap="large"] canvas').first
-    canvas.focus()
+    page.locator(f"{HEATMAP} canvas").first.focus()
     page.keyboard.press("Escape")
     for _ in range(right):
         page.keyboard.press("ArrowRight")
     for _ in range(down):
         page.keyboard.press("ArrowDown")
-    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_have_text(text)
+    expect(page.locator(f"{HEATMAP} .heat-announce")).to_have_text(text)
 
 
 def test_late_healing_missing_and_open_are_distinguished(window: Window, site: Site) -> None:
     page = window.open(f"/runs/{make(site)}/?tab=rounds")
-    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("12 of 20 rounds")
+    expect(page.locator(f"{HEATMAP} .heat-announce")).to_contain_text("12 of 20 rounds")
     expect_announced(
         page, 9, 2, "Round 9, replica 2: late by 2.4 s (committed without this replica)"
     )
     expect_announced(page, 8, 2, "Round 8, replica 2: missing (no contribution)")
     expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
-    legend = page.locator('[data-heatmap="large"] .heat-legend')
+    legend = page.locator(f"{HEATMAP} .heat-legend")
     for word in ("included", "late", "refused", "round void", "healing", "missing"):
         expect(legend).to_contain_text(word)
     table = page.locator("[data-rounds-table] tbody tr")
@@ -67,7 +68,9 @@ def test_late_healing_missing_and_open_are_distinguished(window: Window, site: S
     expect(table.filter(has_text="committed").first).not_to_contain_text("uploaded")
 
 
-def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None:
+def test_older_rounds_have_the_same_outcomes_and_the_cursor_keeps_its_round(
+    window: Window, site: Site
+) -> None:
     run = make(site)
     page = window.open(BLANK)
     page.route(
@@ -76,9 +79,25 @@ def test_older_rounds_have_the_same_outcomes(window: Window, site: Site) -> None
             json=(body := route.fetch().json()) | {"rounds": body["rounds"][10:]}
         ),
     )
-    with page.expect_response(lambda r: "heatmap.json?below=11" in r.url):
-        page.goto(f"/runs/{run}/?tab=rounds")
-    expect(page.locator('[data-heatmap="large"] .heat-announce')).to_contain_text("12 of 20 rounds")
+    held: list[Route] = []
+    page.route(lambda url: "heatmap.json?below=11" in url, lambda route: held.append(route))
+    page.goto(f"/runs/{run}/?tab=rounds")
+    announcement = page.locator(f"{HEATMAP} .heat-announce")
+    expect(announcement).to_contain_text("12 of 20 rounds")
+    expect_announced(page, 1, 2, "Round 11, replica 2: included")
+    eventually(page, lambda: held, bool)
+    held[0].continue_()
+
+    def one_left() -> str:
+        page.keyboard.press("ArrowLeft")
+        page.evaluate(
+            "() => new Promise((drawn) => "
+            "requestAnimationFrame(() => requestAnimationFrame(() => drawn())))"
+        )
+        return announcement.inner_text()
+
+    left = eventually(page, one_left, lambda text: "Round 11" not in text)
+    assert left == "Round 10, replica 2: included"
     expect_announced(page, 9, 2, "Round 9, replica 2: late by 2.4 s")
     expect_announced(page, 7, 3, "Round 7, replica 3: healing (catching up)")
 

@@ -87,6 +87,9 @@ export function heatmap(context, card) {
     const lanes = split?.value === "lanes" ? fragments : 1;
     const step = split && split.value !== "all" ? fragments : 1;
     const begin = step > 1 ? (Number(split.value) || 0) - ((grid.number(0) || 1) - 1) % step : 0;
+    const first = (grid.number(0) || 1) + begin; // the round of the first column
+    // The cursor keeps its round when older rounds arrive.
+    if (cursor && look) cursor.column += Math.round((look.first - first) / step);
     const rows = replicas.length * lanes;
     const known = Math.ceil((grid.count - begin) / step);
     const pitch = size.cell + GAP;
@@ -98,7 +101,7 @@ export function heatmap(context, card) {
     // Not that of the columns: the server knows the height in advance, but not the width.
     const y = large ? clamp(tallest, 1, pitch) : smallRow(rows);
     look = {
-      replicas, columns, known, lanes, step, begin, rows, x, y,
+      replicas, columns, known, lanes, step, begin, first, rows, x, y,
       width: Math.min(width, Math.ceil(columns * x)),
       height: top + rows * y + 1,
       raster: Math.min(x, y) < RASTER,
