@@ -21,7 +21,7 @@ COMMIT_SHARE = 0.8
 
 
 class ShutdownRequest(NamedTuple):
-    """A request at ``requested_s`` of the monotonic clock to leave ``within_s`` seconds."""
+    """A request at ``requested_s`` of the monotonic clock to leave within ``within_s`` seconds."""
 
     requested_s: float
     within_s: float
