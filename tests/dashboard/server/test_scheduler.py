@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
 from typing import Any
 
 import pytest
 
 from dashboard.celery import app
-from dashboard.server.scheduler import MonotonicScheduler
+from dashboard.server.scheduler import Beat, MonotonicScheduler
 
 
 class Ticker(MonotonicScheduler):
@@ -62,3 +64,24 @@ def test_after_a_suspend_each_task_is_sent_once() -> None:
     ticker.at += 3600.0
     ticker.tick()
     assert ticker.sent.count("reconcile") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_arrives_in_a_destructor_ends_beat(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    class Destroyed:
+        def __del__(self) -> None:
+            signal.raise_signal(signum)
+
+    try:
+        Beat(app=app, quiet=True).install_sync_handler(None)
+        Destroyed()
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert codes == [0]
