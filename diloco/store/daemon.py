@@ -41,7 +41,7 @@ class DaemonPool:
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._calls: queue.SimpleQueue[tuple[Future[Any], list[Callable[[], Any]]] | None]
         self._calls = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
@@ -59,7 +59,7 @@ class DaemonPool:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
-            self._calls.put((called, lambda: function(*arguments)))
+            self._calls.put((called, [lambda: function(*arguments)]))
         return called
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -75,7 +75,7 @@ class DaemonPool:
         for thread in self._threads if wait else ():
             thread.join()
 
-    def _next_waiting(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next_waiting(self) -> tuple[Future[Any], list[Callable[[], Any]]] | None:
         try:
             return self._calls.get_nowait()
         except queue.Empty:
@@ -83,17 +83,11 @@ class DaemonPool:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            called, function = call
+            called, functions = call
             del call
             if called.set_running_or_notify_cancel():
-                try:
-                    result = function()
-                except BaseException as error:
-                    called.set_exception(error)
-                else:
-                    called.set_result(result)
-                    del result
-            del called, function
+                _call(functions, called)
+            del called, functions
             self._idle.release()
 
     def __enter__(self) -> Self:

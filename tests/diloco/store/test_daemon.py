@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError, wait
 
 import pytest
@@ -82,3 +83,26 @@ def test_a_call_that_hangs_does_not_delay_the_exit_of_the_process() -> None:
         "DaemonPool(2, 'hangs').submit(threading.Event().wait)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+def test_the_objects_of_a_call_are_freed_before_its_result_is_set() -> None:
+    class Vector:
+        def length(self) -> int:
+            return 3
+
+    vector = Vector()
+    alive = weakref.ref(vector)
+    freed: list[bool] = []
+    begins = threading.Event()
+
+    def call(vector: Vector) -> int:
+        assert begins.wait(600)
+        return vector.length()
+
+    with DaemonPool(1, "test") as pool:
+        called = pool.submit(call, vector)
+        del vector
+        called.add_done_callback(lambda done: freed.append(alive() is None))
+        begins.set()
+        assert called.result(600) == 3
+    assert freed == [True]
