@@ -148,7 +148,8 @@ class Ranks:
     def _leave(self, within_s: float, since_s: float) -> None:
         """Pass a shutdown request of another rank on, unless it can be the one that was passed on
         before: its share of the time begins once. The rank has written its part of the message
-        after ``since_s``: after the last message and its own step."""
+        after the last message, usually after ``since_s``, when this rank has counted its own
+        step."""
         now_s = self._clock.monotonic()
         if now_s + within_s < self._leaves_s:
             self._leaves_s = since_s + within_s

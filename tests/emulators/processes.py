@@ -33,7 +33,7 @@ EndedBy = Literal["", "preempted", "oom", "deadline", "cancelled"]
 GRACE_S = 10.0
 """Default time between SIGTERM and SIGKILL."""
 
-OUTPUT_S = 1.0
+OUTPUT_S = 30.0
 """Time to read an ended job's output if another process holds its pipe open."""
 
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "PYTHONPYCACHEPREFIX")

@@ -129,7 +129,7 @@ def test_a_late_trainer_continues_at_the_runs_position(
 def test_a_trainer_that_ends_early_leaves_the_group(
     tiny_group: MakeGroup, make_training: Callable[..., Training]
 ) -> None:
-    group = tiny_group(num_replicas=2, sync_every=3, total_rounds=4, grace_s=5.0)
+    group = tiny_group(num_replicas=2, sync_every=3, total_rounds=4)
     short, long = make_training(group, 0, max_steps=7), make_training(group, 1)
     run_together(short, long)
     assert (short.reason, long.reason) == ("left", "completed")

@@ -126,7 +126,7 @@ def test_reads_that_polls_have_made_are_dropped_with_the_others(store: Counted) 
 
 def test_an_object_that_appears_later_is_found_by_a_poll(store: Counted) -> None:
     put(store, "a")
-    reads = expect(store)
+    reads = expect(store, polls=1_000_000)
     store.wait(missed=1)
     put(store, "b")
     store.wait(read=4)
@@ -138,12 +138,12 @@ def test_an_object_that_appears_later_is_found_by_a_poll(store: Counted) -> None
 def test_polls_in_vain_are_few_and_the_rest_is_read_when_it_is_required(store: Counted) -> None:
     put(store, "a")
     reads = expect(store, polls=3)
-    store.wait(missed=3)
+    store.wait(missed=2)  # a poll of the other object can have taken the third
     put(store, "b")
     parts = reads.parts_of(RANGES)
     assert parts is not None
     assert b"".join(parts) == expected()
-    assert store.missed == 3
+    assert 2 <= store.missed <= 3
 
 
 def test_a_missing_object_is_an_error_once_it_is_required(store: Counted) -> None:

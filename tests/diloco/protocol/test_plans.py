@@ -119,7 +119,7 @@ def test_an_owner_killed_at_any_step_does_not_stop_the_others(
 def test_the_replicas_finish_the_round_of_a_dead_syncer(
     tiny_group: MakeGroup, operation: str
 ) -> None:
-    group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=40.0)
+    group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=100.0)
     group.start_syncer(trap=group.trap(operation, "rounds/00000002/reduced/*"))
     while not group.store.list(keys.member(group.settings.max_replicas)):
         pass

@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "between": {"checkpoint_every": 100},
     "resumed": {"state_every": 1, "total_rounds": 6},
     "handed-in": {},
-    "leader-waits": {"num_replicas": 2, "start_replicas": 1, "min_quorum": 2},
+    "leader-waits": {"num_replicas": 2, "min_quorum": 2, "start_wait_s": 0.0},
     "follower-raises": {},
     "leader-raises": {},
     "leader-raises-in-step": {},

@@ -18,6 +18,7 @@ from diloco.protocol.manager_rounds import ConfigMismatch
 from diloco.store.base import LocalStore
 from diloco.torchft.polling import ShutDown
 from tests.diloco.manager_harness import Harness, step
+from tests.servers import wait_until
 
 
 @pytest.fixture
@@ -73,10 +74,7 @@ def test_the_upload_starts_before_a_wait(harness: Harness) -> None:
     manager = harness.make(0, coalesce=timedelta(0))
     manager.start_quorum()
     work = manager.allreduce(torch.ones(3))
-    clock, tries = harness.clock, 0
-    while not payloads(harness, 1) and tries < 1000:
-        clock.sleep(0.1)
-        tries += 1
+    wait_until(lambda: payloads(harness, 1), "the upload")
     assert len(payloads(harness, 1)) == 1
     assert work.wait()
 
@@ -285,7 +283,7 @@ def test_members_with_different_modes_are_refused(harness: Harness) -> None:
     def member(replica: int) -> Callable[[], None]:
         def run() -> None:
             manager = harness.make(replica, min_replica_size=2, use_async_quorum=replica == 0)
-            manager.start_quorum(timeout=timedelta(seconds=50))
+            manager.start_quorum()
             manager.wait_quorum()
 
         return run

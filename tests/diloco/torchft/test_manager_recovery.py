@@ -329,7 +329,7 @@ def test_a_new_member_with_another_mode_does_not_disturb_the_group(harness: Harn
     a = Trainee(harness, 0, 10.0)
     assert a.step(1.0)
     other = Trainee(
-        harness, 1, 10.0, use_async_quorum=True, heartbeat_timeout=timedelta(seconds=10)
+        harness, 1, 10.0, use_async_quorum=True, heartbeat_timeout=timedelta(seconds=50)
     )
     other.manager.start_quorum()
     with pytest.raises(ConfigMismatch, match="expected mode 'async_quorum=False"):

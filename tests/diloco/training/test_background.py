@@ -197,7 +197,8 @@ def test_the_last_checkpoint_is_complete_before_the_run_ends(
     assert store.created[-2:] == [keys.checkpoint_manifest(3), keys.FINAL_MANIFEST]
 
 
-def test_a_replica_that_must_leave_cancels_its_writes() -> None:
+def test_a_replica_that_must_leave_cancels_its_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diloco.training.background.CANCELLED_S", 600)
     writes, cancelled = BackgroundWrites(), threading.Event()
     begun = threading.Event()
 

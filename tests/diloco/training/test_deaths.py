@@ -87,7 +87,7 @@ def test_a_killed_reducer_takes_no_residual_along(
     )
     survivors = survive_deaths(group, trap)
     commits = group.commits()
-    assert sum(reduced_again(group, commit) for commit in commits) >= 8
+    assert sum(reduced_again(group, commit) for commit in commits) >= 5
     weights = group.replayed()
     assert all(torch.equal(member.weights(), weights) for member in survivors)
 
@@ -110,7 +110,15 @@ def test_a_residual_outlives_all_processes_and_the_sweeps(
     for member in [group.start(replica, trap=trap) for replica in range(2)]:
         group.wait(member)
         assert member.store.dead
-    resumed = [group.start(replica) for replica in range(2)]
+    both = threading.Barrier(2, timeout=600)
+
+    def meet(member: Any, joined: Any) -> None:
+        """Neither replica closes a round alone: each expects the other from the first one on."""
+        if member.steps == 1:
+            joined._lease.beat()
+            both.wait()
+
+    resumed = [group.start(replica, on_step=meet) for replica in range(2)]
     group.wait(*resumed)
     group.assert_agreed(*resumed)
     commits = group.commits()
