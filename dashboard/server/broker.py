@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import socket
 import time
@@ -97,11 +98,15 @@ def server_binary() -> Path:
 
 
 def free_port() -> int:
-    """A loopback port that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that is not in use.
+
+    It is below the ports that Linux and macOS give to outgoing connections, none of which can take
+    it while the server restarts.
+    """
+    for port in random.SystemRandom().sample(range(10_240, 32_768), k=1_000):
+        if port_is_free(port):
+            return port
+    raise BrokerError("expected a free port from 10240 to 32767 on 127.0.0.1, found none")
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -71,8 +71,9 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM to the child only."""
         if self._process is not None and self.ended() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+            # Not Popen.terminate, which reaps it if it has ended meanwhile: ended() then cannot
+            # kill its group.
+            os.kill(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the child and its process group."""

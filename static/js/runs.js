@@ -241,7 +241,7 @@ function runsPage() {
   });
 
   for (const drop of $$("[data-facets]")) {
-    drop.addEventListener("toggle", async () => {
+    const fill = async () => {
       const body = $("[data-facets-body]", drop);
       if (!drop.open || body.dataset.read || $(".facet", body)) return;
       body.dataset.read = "1";
@@ -252,7 +252,9 @@ function runsPage() {
         delete body.dataset.read;
         body.textContent = "The server did not respond. Close and open again to retry.";
       }
-    });
+    };
+    drop.addEventListener("toggle", fill);
+    fill(); // it can be open already
   }
 
   const field = $("[data-complete]");

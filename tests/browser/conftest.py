@@ -399,6 +399,11 @@ def eventually(page: Page, read: Callable[[], Any], accept: Callable[[Any], bool
     return value
 
 
+def next_frame(page: Page) -> None:
+    """Wait until the page has drawn what its scripts have changed by now."""
+    page.evaluate("() => new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))")
+
+
 def overflow(page: Page) -> int:
     """Return by how many pixels the page is wider than its window; waits until it fits.
 

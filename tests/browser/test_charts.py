@@ -7,7 +7,15 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import BLANK, CUT_TEXTS, Site, Window, eventually, expect_address
+from tests.browser.conftest import (
+    BLANK,
+    CUT_TEXTS,
+    Site,
+    Window,
+    eventually,
+    expect_address,
+    next_frame,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -237,7 +245,14 @@ def test_rounds_outside_the_snapshot_are_fetched(window: Window, site: Site) -> 
     heat = page.locator('[data-heatmap="large"]')
     expect(heat.locator(".heat-announce")).to_contain_text("12 of 20 rounds")
     heat.locator("canvas").first.focus()
-    page.keyboard.press("ArrowRight")
+
+    def first() -> str:
+        page.keyboard.press("Escape")
+        page.keyboard.press("ArrowRight")
+        next_frame(page)
+        return heat.locator(".heat-announce").inner_text()
+
+    eventually(page, first, lambda text: text.startswith("Round 1,"))
     for _ in range(4):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")

@@ -75,6 +75,7 @@ def test_address_keeps_axis_series_and_baseline(window: Window, three: str) -> N
     window.shoot(page, "compare-money", full=False)
     page.get_by_role("link", name="Make Local the baseline").click()
     expect(page.get_by_text("Differences from the baseline, Local")).to_be_visible()
+    expect(page.locator(".compare:not(.diff) .swatch path")).to_have_count(3)
     assert colours(page, ".compare:not(.diff) .swatch path") == compared[2:] + compared[:2]
     expect_address(page, "x=money")
     page.get_by_role("button", name="Wall time").click()

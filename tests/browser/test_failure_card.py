@@ -13,6 +13,7 @@ from tests.browser.conftest import Site, Window, eventually
 pytestmark = pytest.mark.browser
 
 FAIL = """
+from datetime import timedelta
 from django.utils import timezone
 from runs.models import Event, Replica, ReplicaAttempt, Run
 from runs.queries import selectors
@@ -26,7 +27,8 @@ ReplicaAttempt.objects.create(
 reason = 'out of memory, exit code 137: ' + message
 run.replicas.update(state='failed', state_since=now, state_reason=reason)
 Run.objects.filter(pk=run.pk).update(
-    state='failed', state_since=now, ended_at=now, state_reason='replica 1: ' + reason)
+    state='failed', state_since=now, state_reason='replica 1: ' + reason,
+    ended_at=now + timedelta(hours=1))  # the page loads a run again 30 s after its end
 for text in (reason, 'replica 1: ' + reason):
     Event.objects.create(run=run, at=now, kind='run_state', from_state='running',
         to_state='failed', level='error', message=text)

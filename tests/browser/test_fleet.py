@@ -96,7 +96,7 @@ def test_deltas_update_costs_and_deadlines(window: Window, run: str, site: Site)
         "last_error": "",
         "advice": "",
     }
-    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=5, seconds=30)
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=5, seconds=59)
     replicas[3] |= {
         "attempt": 77,
         "backend_state": "Scheduling",

@@ -52,6 +52,7 @@ print(run.pk)
 def open_bell(page: Page) -> None:
     page.locator("[data-bell]").click()
     expect(page.get_by_role("dialog", name="Alerts")).to_be_visible()
+    expect(page.locator(".bell-body")).to_be_focused()  # the alerts are loaded
 
 
 def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(

@@ -148,6 +148,8 @@ def test_a_new_point_redraws_only_the_charts_that_show_it(
 ) -> None:
     page = window.open(f"/runs/{demo}/?smooth=0")
     is_live(page)
+    for name in ("norm", "cosine", "update", "speed", "goodput"):  # all of them are drawn
+        expect(page.locator(f'[data-plot="{name}"] [data-id] output').first).not_to_have_text("–")
     value = page.locator('[data-plot="loss"] [data-id="r0"] output')
     expect(value).not_to_have_text("–")
     page.evaluate(

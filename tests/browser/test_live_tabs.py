@@ -128,6 +128,10 @@ def test_a_silent_connection_is_replaced(window: Window, site: Site, runs: tuple
     with page.expect_request(lambda r: "/stream?" in r.url):
         page.clock.fast_forward(60_000)
     page.clock.resume()
+    # In the table too: the page can load the run again meanwhile.
+    site.python(
+        f"from runs.models import Run; Run.objects.filter(pk='{runs[0]}').update(eval_loss=5.555)"
+    )
     site.publish(runs[0], run={"eval_loss": 5.555})
     expect(loss(page)).to_have_text("5.555")
     live(page)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import BLANK, Site, Window, eventually, expect_address
+from tests.browser.conftest import BLANK, Site, Window, eventually, expect_address, next_frame
 
 pytestmark = pytest.mark.browser
 
@@ -90,10 +90,7 @@ def test_older_rounds_have_the_same_outcomes_and_the_cursor_keeps_its_round(
 
     def one_left() -> str:
         page.keyboard.press("ArrowLeft")
-        page.evaluate(
-            "() => new Promise((drawn) => "
-            "requestAnimationFrame(() => requestAnimationFrame(() => drawn())))"
-        )
+        next_frame(page)
         return announcement.inner_text()
 
     left = eventually(page, one_left, lambda text: "Round 11" not in text)

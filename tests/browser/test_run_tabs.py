@@ -191,7 +191,7 @@ def test_replica_row_shows_its_story(window: Window, site: Site) -> None:
         f"replica = Replica.objects.get(run={run!r}, number=3)\n"
         "seed_fleet.attempts(replica, backend='modal', price=1.0, earlier=1, now=timezone.now())\n"
         "replica.attempts.filter(number=1).update("
-        "ended_at=timezone.now() - timedelta(minutes=5, seconds=30))"
+        "ended_at=timezone.now() - timedelta(minutes=5, seconds=1))"
     )
     page = window.open(f"/runs/{run}/?tab=replicas")
     row = page.locator('[data-replicas="long"] tr[data-key="3"]')

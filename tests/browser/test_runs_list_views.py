@@ -187,24 +187,26 @@ def test_banner_without_a_worker(window: Window, site: Site, runs: list[str]) ->
     message = "No worker is running."
     run = site.seed("name='Alone', committed=3")
     site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
-    page = window.open("/")
-    of_run = window.open(f"/runs/{run}/")
-    form = window.open("/runs/new")
-    for one in (page, of_run, form):
-        expect(one.get_by_text(message)).to_be_visible()
-    for one in (page, of_run):
-        expect(one.locator("[data-conn]")).to_have_text("No worker")
-        expect(one.locator("[data-conn]")).to_have_attribute("data-state", "silent")
-    window.shoot(page, "list-silent", full=False)
-    site.python(BEAT + "health.beat()")
-    for one in (page, of_run):  # the stream reports it
-        expect(one.get_by_text(message)).to_be_hidden()
-        expect(one.locator("[data-conn]")).to_have_text("Live")
-    site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
-    for one in (page, of_run):
-        expect(one.get_by_text(message)).to_be_visible()
-        expect(one.locator("[data-conn]")).to_have_text("No worker")
-    site.python(BEAT + "health.beat()")
+    try:
+        page = window.open("/")
+        of_run = window.open(f"/runs/{run}/")
+        form = window.open("/runs/new")
+        for one in (page, of_run, form):
+            expect(one.get_by_text(message)).to_be_visible()
+        for one in (page, of_run):
+            expect(one.locator("[data-conn]")).to_have_text("No worker")
+            expect(one.locator("[data-conn]")).to_have_attribute("data-state", "silent")
+        window.shoot(page, "list-silent", full=False)
+        site.python(BEAT + "health.beat()")
+        for one in (page, of_run):  # the stream reports it
+            expect(one.get_by_text(message)).to_be_hidden()
+            expect(one.locator("[data-conn]")).to_have_attribute("data-state", "live")
+        site.python(BEAT + "live.client().set(health.HEARTBEAT, 1)")
+        for one in (page, of_run):
+            expect(one.get_by_text(message)).to_be_visible()
+            expect(one.locator("[data-conn]")).to_have_text("No worker")
+    finally:
+        site.python(BEAT + "health.beat()")
 
 
 def test_silent_run_is_marked(window: Window, site: Site, empty: None) -> None:

@@ -172,8 +172,8 @@ def test_a_hanging_backend_does_not_block_the_form(
 ) -> None:
     monkeypatch.setattr(parallel_calls, "PATIENCE_S", 2.0)
     modal.hang = threading.Event()
-    errors = refused(client, sent(LOCAL, PLAIN))
-    assert errors == {"pools.1.backend": ["Modal could not be checked: no answer within 2 s"]}
+    errors = refused(client, sent(LOCAL, PLAIN))  # on a busy machine the other checks too
+    assert errors["pools.1.backend"] == ["Modal could not be checked: no answer within 2 s"]
 
 
 def test_a_crashing_client_shows_no_error_page_and_no_secret(

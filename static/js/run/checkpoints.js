@@ -23,16 +23,18 @@ function written({ store, page }, place, address, key, drawn = () => {}) {
       shown = wanted;
       drawn();
     } catch {
-      // The next change, or opening the tab, fetches again.
+      return; // The next change, or opening the tab, fetches again.
     } finally {
       asking = false;
     }
+    update(); // it can have changed since the request
   }
 
+  const update = () => page.dataset.tab === panel && shown !== key() && refresh();
   place.addEventListener("focusout", () =>
     setTimeout(() => store.run && shown !== key() && refresh()),
   );
-  return () => page.dataset.tab === panel && shown !== key() && refresh();
+  return update;
 }
 
 export function checkpointList(context, place) {

@@ -101,4 +101,5 @@ export function settingSearch(form) {
   const linked = sections.find((section) => `#${section.id}` === location.hash);
   if (linked) linked.open = true;
   if (input.autofocus) input.focus();
+  if (input.value) search(); // typed before this script ran
 }
