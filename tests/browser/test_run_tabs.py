@@ -94,6 +94,19 @@ def test_refresh_in_flight_does_not_close_an_open_form(window: Window, site: Sit
     expect(details.get_by_role("button", name="Upload")).to_be_visible()
 
 
+def test_a_change_during_a_refresh_is_refreshed_after_it(window: Window, site: Site) -> None:
+    page = window.open(f"/runs/{(run := site.seed('committed=6'))}/")
+    expect(page.locator(".conn")).to_have_attribute("data-state", "live")
+    delayed: list[Route] = []
+    page.route("**/checkpoints", lambda route: delayed.append(route))
+    with page.expect_request("**/checkpoints"):
+        page.get_by_role("link", name="Checkpoints").click()
+    site.publish(run, run={"committed_rounds": 11, "eval_loss": 1.25})
+    expect(page.locator('[data-s="eval_loss"]')).to_have_text("1.250")  # the change arrived
+    with page.expect_request("**/checkpoints"):
+        delayed[0].continue_()
+
+
 def test_actions_on_checkpoints(window: Window, site: Site) -> None:
     run = site.python(HUB.format(name="Kept " * 15, final=True))
     page = window.open(f"/runs/{run}/?tab=checkpoints")

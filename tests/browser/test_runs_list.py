@@ -7,9 +7,17 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
-from tests.browser.conftest import Site, Window, expect_address, overflow, tab_to
+from tests.browser.conftest import (
+    BLANK,
+    Site,
+    Window,
+    eventually,
+    expect_address,
+    overflow,
+    tab_to,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -49,6 +57,20 @@ def test_layout(window: Window, runs: list[str]) -> None:
     page.get_by_text("Filters", exact=True).click()
     expect(page.locator(".facet").first).to_be_visible()
     window.fits(page, "runs-filters", 360, 800, 1440, full=False)
+
+
+def test_filters_that_open_before_the_script_runs_are_loaded(
+    window: Window, runs: list[str]
+) -> None:
+    page = window.open(BLANK)
+    held: list[Route] = []
+    page.route(re.compile(r"/runs\.[\w.]*js"), lambda route: held.append(route))
+    page.goto("/", wait_until="commit")
+    page.get_by_text("Filters", exact=True).click()
+    eventually(page, lambda: held, bool)
+    for route in held:
+        route.continue_()
+    expect(page.locator(".facet a", has_text="oscar")).to_be_visible()
 
 
 def test_typed_query_and_filters(window: Window, runs: list[str]) -> None:
