@@ -66,7 +66,12 @@ def take(client: Redis, key: str, value: str, ttl_s: float) -> bool:
 
     The key of a dead process expires in time even if the clock was set back.
     """
-    return bool(client.eval(_TAKE, 1, key, value, str(int(ttl_s * 1000))))
+    try:
+        return bool(client.eval(_TAKE, 1, key, value, str(int(ttl_s * 1000))))
+    except (RedisError, OSError):
+        with contextlib.suppress(RedisError, OSError):
+            release(client, key, value)  # it can be set although the answer was lost
+        raise
 
 
 def _renew(client: Redis, key: str, token: str, ttl_s: float, over: threading.Event) -> None:

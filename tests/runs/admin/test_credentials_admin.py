@@ -272,6 +272,7 @@ def test_a_used_credential_is_kept_with_the_reason(
 def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
     monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: made)
+    monkeypatch.setattr("runs.actions.credentials.wait_loaded", lambda backends: set())
     return made
 
 

@@ -29,13 +29,32 @@ def test_abandoned_lease_expires_although_the_clock_was_set_back(
 
 
 def test_held_lease_is_neither_taken_nor_extended(redis: Any) -> None:
-    with lease("busy") as first:
-        redis.pexpire("archipelago:lease:busy", 5000)
+    with lease("busy", ttl_s=600) as first:
+        redis.pexpire("archipelago:lease:busy", 15_000)
         with lease("busy") as second:
             assert (first, second) == (True, False)
-            assert redis.pttl("archipelago:lease:busy") <= 5000
+            assert redis.pttl("archipelago:lease:busy") <= 15_000
     with lease("busy") as again:
         assert again
+
+
+def test_a_lease_whose_answer_is_lost_is_released(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = type(redis).eval
+    lost = [TimeoutError("no answer within 2 s")]
+
+    def once(client: Any, *arguments: Any) -> Any:
+        answer = answered(client, *arguments)
+        if lost:
+            raise lost.pop()
+        return answer
+
+    monkeypatch.setattr(type(redis), "eval", once)
+    with pytest.raises(TimeoutError), lease("lost"):
+        pass
+    with lease("lost") as held:
+        assert held
 
 
 def test_slot_of_a_killed_process_expires(redis: Any) -> None:

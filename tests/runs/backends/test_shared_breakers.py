@@ -159,7 +159,7 @@ def test_runs_of_one_bucket_and_credential_are_one_place(make_run: Any) -> None:
 
 
 def test_failed_ingest_opens_the_breaker_for_other_runs(
-    redis: Any, make_harness: Any, monkeypatch: pytest.MonkeyPatch
+    redis: Any, seconds: list[float], make_harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = make_harness()
     passes: list[str] = []

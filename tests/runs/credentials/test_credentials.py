@@ -181,6 +181,7 @@ def test_used_credential_is_not_deleted(modal: Credential, make_run: Callable[..
 def backend(monkeypatch: pytest.MonkeyPatch) -> w.FakeExecutor:
     made = w.FakeExecutor()
     monkeypatch.setattr("runs.actions.credentials.executor_of", lambda name, credential: made)
+    monkeypatch.setattr("runs.actions.credentials.wait_loaded", lambda backends: set())
     return made
 
 
