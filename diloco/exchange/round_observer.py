@@ -253,8 +253,9 @@ class RoundObserver:
         """List the contributions, and read the leases of the other replicas, if that is due.
 
         Leases are read at most once per heartbeat interval in a round, because they do not change
-        more often, and at the same time as the contributions. If a lease shows its replica past
-        this round, a listing that begins later includes the contribution that it made before.
+        more often, and at the same time as the contributions. If a lease shows that its replica has
+        gone on to a later round or has left, a listing that begins later includes the contribution
+        that it made before.
 
         A lease that is read costs a request and a contribution that has arrived makes it needless.
         So if many are missing, they are listed before. The first process of a round finds hardly
@@ -270,12 +271,13 @@ class RoundObserver:
             if is_first and len(arrived) < self._settings.min_quorum:
                 self._arriving_round, self.expects_more = round, True
                 return arrived
-        known = self._known(round)
+        known, expected = self._known(round), self._observer.working_towards(round)
         _, contributions = run_both(
             lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
         )
         self._looked = (round, waited_s)
-        if self._observer.past(round) - contributions.keys():
+        gone_on = self._observer.past(round) | (expected - self._observer.working_towards(round))
+        if gone_on - contributions.keys():
             return self._contributions(round, own)
         return contributions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -222,14 +222,21 @@ def test_an_unreadable_or_missing_previous_plan_is_unknown(tmp_path: Path) -> No
     assert previous(round_observer, 4) == plan(2), "the newest that is known"
 
 
-def beat_all(store: HookedStore, replicas: range, *, round: int = 1) -> None:
+def beat_all(
+    store: HookedStore,
+    replicas: range,
+    *,
+    round: int = 1,
+    count: int = 1,
+    state: Literal["computing", "left"] = "computing",
+) -> None:
     for replica in replicas:
         lease = Heartbeat(
             replica=replica,
             incarnation="00001-00000000",
-            count=1,
+            count=count,
             interval_s=15.0,
-            state="computing",
+            state=state,
             round=round,
             step=0,
             tokens=0,
@@ -261,6 +268,24 @@ def contribute_all(store: HookedStore, replicas: range) -> None:
     for replica in replicas:
         key = keys.contribution_record(1, replica, "00001-00000000")
         store.put(key, record(replica).to_bytes())
+
+
+def test_a_contribution_that_a_replica_makes_before_it_leaves_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, round_observer = make(tmp_path, num_replicas=2)
+    beat_all(store, range(1, 2))
+    assert seen(round_observer) == []
+
+    def listing_first(look: Callable[[], Any], listing: Callable[[], Any]) -> tuple[Any, Any]:
+        listed = listing()
+        contribute_all(store, range(1, 2))
+        beat_all(store, range(1, 2), count=2, state="left")
+        return look(), listed
+
+    monkeypatch.setattr("diloco.exchange.round_observer.run_both", listing_first)
+    view = round_observer.before_plan(1, Base(round=0, digest=""), waited_s=60.0, sync_s=0.0)
+    assert (set(view.contributions), view.expected) == ({1}, set())
 
 
 def test_the_first_process_of_a_large_group_reads_leases_at_its_second_look(
