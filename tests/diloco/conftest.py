@@ -39,6 +39,7 @@ from diloco.training.checkpoint import load_checkpoint
 from diloco.training.sample import Sampler
 from tests.diloco.clocks import FastClock
 from tests.diloco.faulty_store import Faults, FaultyStore
+from tests.servers import wait_until
 
 
 class Killed(BaseException):
@@ -278,6 +279,11 @@ class TinyGroup:
         thread = threading.Thread(target=serve, daemon=True)
         self.syncers.append(thread)
         thread.start()
+        member = keys.member(self.settings.max_replicas)
+        wait_until(
+            lambda: any(keys.parse_beat(info.key) for info in self.store.list(member)),
+            "the syncer's heartbeat",
+        )
         return syncer
 
     def wait(self, *members: Member, seconds: float = 600.0) -> None:

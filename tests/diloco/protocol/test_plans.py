@@ -121,8 +121,6 @@ def test_the_replicas_finish_the_round_of_a_dead_syncer(
 ) -> None:
     group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=100.0)
     group.start_syncer(trap=group.trap(operation, "rounds/00000002/reduced/*"))
-    while not group.store.list(keys.member(group.settings.max_replicas)):
-        pass
     members = train(group)
     group.assert_agreed(*members)
     commits = group.commits()
@@ -133,8 +131,6 @@ def test_the_replicas_finish_the_round_of_a_dead_syncer(
 def test_replicas_gather_once_the_syncer_is_dead(tiny_group: MakeGroup) -> None:
     group = tiny_group(reduce_plan="syncer", heartbeat_timeout_s=100.0, total_rounds=1000)
     group.start_syncer(trap=group.trap("put", "rounds/00000002/reduced/*"))
-    while not group.store.list(keys.member(group.settings.max_replicas)):
-        pass
 
     def leave(member: Any, joined: Any) -> None:
         if joined.round > 3 and group.plan(joined.round - 1).mode == "gather":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ def averaged(harness: Harness, tensors: list[Tensor], **how: Any) -> list[Tensor
 
     def member(replica: int) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            manager = harness.make(replica, min_replica_size=len(tensors), init_sync=False)
+            manager = harness.make(
+                replica,
+                min_replica_size=len(tensors),
+                init_sync=False,
+                heartbeat_interval=timedelta(seconds=100),  # heartbeats count as bytes, too
+            )
             assert step(manager, tensors[replica], **how)
             return tensors[replica]
 

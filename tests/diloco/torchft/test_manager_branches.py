@@ -287,7 +287,7 @@ def skipped(harness: Harness, rounds: int, *, first: int = 1) -> None:
 
 
 def test_a_member_that_is_behind_finds_the_newest_round(harness: Harness) -> None:
-    behind = Trainee(harness, 0, 10.0)
+    behind = Trainee(harness, 0, 10.0, heartbeat_interval=timedelta(seconds=100))
     behind.manager._session._is_new = False
     skipped(harness, 310)
     before = harness.store.usage.requests

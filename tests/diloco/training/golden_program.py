@@ -159,7 +159,8 @@ def run(folder: Path, **changes: object) -> str:
         store = LocalStore(folder)
         syncer = Syncer(store, clock=FastClock(), heartbeat_interval_s=0.05)
         threading.Thread(target=syncer.run, daemon=True).start()
-        while not store.list(keys.member(settings.max_replicas)):
+        member = keys.member(settings.max_replicas)
+        while not any(keys.parse_beat(info.key) for info in store.list(member)):
             time.sleep(0.01)
     threads = [threading.Thread(target=train, args=(n,), daemon=True) for n in range(REPLICAS)]
     for thread in threads:

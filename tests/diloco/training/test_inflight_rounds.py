@@ -83,15 +83,21 @@ def test_a_late_joiner_logs_no_missed_rounds(
     tiny_group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = tiny_group(num_replicas=1, total_rounds=20, checkpoint_every=100)
-    reached = threading.Event()
+    reached, joins = threading.Event(), threading.Event()
 
     def watch(member: Any, joined: Any) -> None:
         if joined.round == 3 + MISSES:
             reached.set()
+            assert joins.wait(600)
+
+    def join_in(member: Any, joined: Any) -> None:
+        if not joins.is_set():
+            joined._lease.beat()  # from now on the rounds wait for it
+            joins.set()
 
     group.start(0, on_step=watch)
     assert reached.wait(600)
-    group.start(1)
+    group.start(1, on_step=join_in)
     with caplog.at_level(logging.ERROR, logger="diloco.training.local_progress"):
         group.wait()
     assert "in a row" not in caplog.text

@@ -18,7 +18,7 @@ from diloco.training.final_result import read_final
 from tests.diloco.clocks import FastClock
 from tests.diloco.conftest import Killed, MortalStore, Trap
 
-EVALUATION_S = 7.0
+EVALUATION_S = 500.0
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnhandledThreadExceptionWarning"  # the lease of a killed member

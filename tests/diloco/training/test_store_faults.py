@@ -87,10 +87,9 @@ class Runs(RuleBasedStateMachine):
     def go_on(self) -> None:
         """Until there is another commit, or none can follow."""
         before = len(self.group.commits())
-        enough = len(self.running) >= self.group.settings.min_quorum
-        while enough and len(self.group.commits()) == before:
+        while len(self.group.commits()) == before:
             alive = [m.thread for m in self.running.values() if m.thread.is_alive()]
-            if not alive:
+            if len(alive) < self.group.settings.min_quorum:
                 break
             alive[0].join(0.02)
 
