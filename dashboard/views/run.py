@@ -24,7 +24,7 @@ from dashboard.views.plain_lists import plain_context
 from dashboard.views.view_menu import run_view_menu
 from diloco.protocol.settings import SECTIONS, SettingSpec, setting_fields
 from diloco.protocol.workload import GPT_SIZES
-from runs import permissions
+from runs import live_stream, permissions
 from runs.actions import lifecycle
 from runs.backends import health, storage_health
 from runs.backends.health import is_stale
@@ -232,8 +232,9 @@ def origin_of(run: Run) -> Run | dict[str, Any]:
 @gzip_page
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
     """The snapshot; ``?curves=0`` leaves out the points, for charts that load their windows."""
+    cursor = live_stream.latest_id()  # before the run is read
     run = run_to_see(request, run_id)
-    body = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
+    body = selectors.snapshot(run, cursor=cursor, curves=request.GET.get("curves") != "0")
     return JsonResponse(
         body | {"silent_since": silent_since(run)}, json_dumps_params={"separators": (",", ":")}
     )

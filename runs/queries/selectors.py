@@ -371,14 +371,15 @@ def all_points(run: Run) -> list[dict[str, Any]]:
     return [c.points.to_json(series=c.series, replica=c.owner, total=c.total) for c in curves]
 
 
-def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
+def snapshot(run: Run, *, cursor: str | None = None, curves: bool = True) -> dict[str, Any]:
     """The initial data of a run page.
 
-    ``cursor`` is read before the rows. A stream that is resumed there can repeat rows but never
+    ``cursor`` is :func:`runs.live_stream.latest_id` from before ``run`` was read; by default it is
+    read before the other rows. A stream that is resumed there can repeat rows but never
     misses any: points are identified by step, events by ID, rounds and replicas by number. Pages
     whose charts load their own windows omit ``curves``.
     """
-    cursor = live_stream.latest_id()
+    cursor = live_stream.latest_id() if cursor is None else cursor
     replicas = replica_rows(run)
     return {
         "run": run_header(run),

@@ -39,7 +39,8 @@ def test_submit_watch_stop(window: Window, live_stack: LiveStack) -> None:
     page.get_by_label("Warm-up", exact=True).fill("10")
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("From the form")
-    expect(page.get_by_text("Starting up")).to_be_visible()
+    begun = page.get_by_text("Starting up").or_(page.get_by_text("Evaluation loss"))
+    expect(begun.first).to_be_visible()
     expect(page.locator("[data-conn]")).to_have_attribute("data-state", "live")
     window.shoot(page, "end-to-end-launched")
 

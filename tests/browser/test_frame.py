@@ -8,7 +8,7 @@ from urllib.parse import quote_plus
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Site, Window, eventually
+from tests.browser.conftest import BLANK, Site, Window, eventually
 
 pytestmark = pytest.mark.browser
 
@@ -94,7 +94,9 @@ def test_the_bell_and_the_list_of_alerts_follow_them_without_a_reload(
 
 
 def test_the_bell_acknowledges_an_alert_and_leaves_the_page(window: Window, alerting: str) -> None:
-    page = window.open("/planner", user="bella")
+    page = window.open(BLANK, user="bella")
+    with page.expect_response("**/alerts/summary.json"):  # it loads an open panel again
+        page.goto("/planner")
     open_bell(page)
     panel = page.get_by_role("dialog", name="Alerts")
     button = panel.get_by_role("button", name="Acknowledge Stalled")

@@ -177,6 +177,7 @@ def test_input_survives_an_expired_session(window: Window, site: Site) -> None:
     assert count(site, "Typed at length") == "0"
     page.get_by_role("button", name="Launch").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Typed at length")
+    page.wait_for_load_state()  # its script deletes the input
     page.goto(f"{site.url}/runs/new")  # submitted input is not restored
     expect(page.get_by_label("Name", exact=True)).to_have_value(re.compile(r"Local demo( \d+)?"))
     window.errors[:] = [e for e in window.errors if "403" not in e]

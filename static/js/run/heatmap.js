@@ -89,7 +89,7 @@ export function heatmap(context, card) {
     const begin = step > 1 ? (Number(split.value) || 0) - ((grid.number(0) || 1) - 1) % step : 0;
     const first = (grid.number(0) || 1) + begin; // the round of the first column
     // The cursor keeps its round when older rounds arrive.
-    if (cursor && look) cursor.column += Math.round((look.first - first) / step);
+    if (cursor && look?.step === step) cursor.column += Math.round((look.first - first) / step);
     const rows = replicas.length * lanes;
     const known = Math.ceil((grid.count - begin) / step);
     const pitch = size.cell + GAP;

@@ -24,10 +24,9 @@ def names(db: None, client: Client) -> dict[str, Any]:
     return {"run": seed.run(user, name="r", replicas=1).pk, "board": board.pk, "sweep": sweep.pk}
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/sweeps/{sweep}", "/runs/{run}/replicas/0/"])
-def test_the_position_is_read_before_the_data(
-    client: Client, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reads of rows and of the position, in order."""
     events: list[str] = []
     execute = CursorWrapper.execute
 
@@ -42,6 +41,21 @@ def test_the_position_is_read_before_the_data(
 
     monkeypatch.setattr(CursorWrapper, "execute", executed)
     monkeypatch.setattr(live_stream, "latest_id", position)
+    return events
+
+
+def test_the_snapshot_of_a_run_continues_at_the_position_before_its_data(
+    client: Client, names: dict[str, Any], events: list[str]
+) -> None:
+    snapshot = client.get(f"/runs/{names['run']}/snapshot.json").json()
+    assert snapshot["cursor"] == "17-3"
+    assert events.count("position") == 1 and events.index("position") < events.index("query")
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/sweeps/{sweep}", "/runs/{run}/replicas/0/"])
+def test_the_position_is_read_before_the_data(
+    client: Client, names: dict[str, Any], events: list[str], path: str
+) -> None:
     address = path.format(**names)
     html = client.get(address).content.decode()
     assert 'data-cursor="17-3"' in html and "data-stream" in html
