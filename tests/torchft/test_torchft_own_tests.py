@@ -95,7 +95,12 @@ def test_histories_equal_those_of_torchfts_manager(
 ) -> None:
     """torchft's Manager, with Lighthouse and Gloo, writes the fixture that ours must reproduce."""
     monkeypatch.setenv("WRITE_FIXTURE", "true")
-    run(case)
+    trainer = importlib.import_module("torchft._test.diloco_trainer")
+    original = trainer.Manager
+    # Its trainers have fixed ports, which another server can have.
+    free_port = lambda *arguments, **given: original(*arguments, **{**given, "port": 0})  # noqa: E731
+    with patch.object(trainer, "Manager", free_port):
+        run(case)
     assert [path.name for path in fixtures.iterdir()] == [f"{case.id()}.json"]
     monkeypatch.setenv("WRITE_FIXTURE", "false")
     with patched(tmp_path / "groups"):
