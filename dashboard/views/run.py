@@ -231,12 +231,18 @@ def origin_of(run: Run) -> Run | dict[str, Any]:
 @never_cache
 @gzip_page
 def snapshot(request: HttpRequest, run_id: Any) -> JsonResponse:
-    """The snapshot; ``?curves=0`` leaves out the points, for charts that load their windows."""
-    cursor = live_stream.latest_id()  # before the run is read
+    """The snapshot, and the position from which the stream continues it; ``?curves=0`` leaves out
+    the points, for charts that load their windows.
+
+    The position is read before the first row. A stream that continues there can repeat rows but
+    never misses any: points are identified by step, events by ID, rounds and replicas by number.
+    """
+    cursor = live_stream.latest_id()
     run = run_to_see(request, run_id)
-    body = selectors.snapshot(run, cursor=cursor, curves=request.GET.get("curves") != "0")
+    body = selectors.snapshot(run, curves=request.GET.get("curves") != "0")
     return JsonResponse(
-        body | {"silent_since": silent_since(run)}, json_dumps_params={"separators": (",", ":")}
+        body | {"cursor": cursor, "silent_since": silent_since(run)},
+        json_dumps_params={"separators": (",", ":")},
     )
 
 

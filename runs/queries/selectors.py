@@ -20,7 +20,6 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from archipelago import rows
-from runs import live_stream
 from runs.backends.health import is_stale
 from runs.json_values import finite, json_value, mapping, row_of
 from runs.metrics import charts, round_strips
@@ -371,15 +370,8 @@ def all_points(run: Run) -> list[dict[str, Any]]:
     return [c.points.to_json(series=c.series, replica=c.owner, total=c.total) for c in curves]
 
 
-def snapshot(run: Run, *, cursor: str | None = None, curves: bool = True) -> dict[str, Any]:
-    """The initial data of a run page.
-
-    ``cursor`` is :func:`runs.live_stream.latest_id` from before ``run`` was read; by default it is
-    read before the other rows. A stream that is resumed there can repeat rows but never
-    misses any: points are identified by step, events by ID, rounds and replicas by number. Pages
-    whose charts load their own windows omit ``curves``.
-    """
-    cursor = live_stream.latest_id() if cursor is None else cursor
+def snapshot(run: Run, *, curves: bool = True) -> dict[str, Any]:
+    """The initial rows of a run page. Pages whose charts load their own windows omit ``curves``."""
     replicas = replica_rows(run)
     return {
         "run": run_header(run),
@@ -388,5 +380,4 @@ def snapshot(run: Run, *, cursor: str | None = None, curves: bool = True) -> dic
         "rounds": round_summaries.summaries(run, replicas=len(replicas)),
         "events": event_rows(run),
         "points": all_points(run) if curves else [],
-        "cursor": cursor,
     }

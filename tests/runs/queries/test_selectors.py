@@ -137,7 +137,7 @@ def test_number_of_queries_of_an_idle_tick_does_not_grow(
 def test_a_snapshot_is_json(operator_user: Any) -> None:
     run = run_of(operator_user)
     result = selectors.snapshot(run)
-    assert set(result) == {"run", "pools", "replicas", "rounds", "events", "points", "cursor"}
+    assert set(result) == {"run", "pools", "replicas", "rounds", "events", "points"}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["run"]["created_at"].endswith("Z")
     assert len(result["replicas"]) == 4
