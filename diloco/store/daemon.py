@@ -25,13 +25,16 @@ def call_in_daemon(function: Callable[[], T], *, name: str) -> Future[T]:
 
 def _call(functions: list[Callable[[], T]], called: Future[T]) -> None:
     """Call the only function of the list. Its objects, which can be tensors, are freed before the
-    future is done: after that the process can end at any time."""
+    future is done: after that the process can end at any time. Those of a call that fails are in
+    the traceback of its exception, and are freed with it."""
     try:
         result = functions.pop()()
     except BaseException as error:
         called.set_exception(error)
     else:
         called.set_result(result)
+    finally:
+        del called  # the traceback has this frame, and the future the exception: no cycle
 
 
 class DaemonPool:

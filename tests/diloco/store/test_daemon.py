@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -106,3 +107,26 @@ def test_the_objects_of_a_call_are_freed_before_its_result_is_set() -> None:
         begins.set()
         assert called.result(600) == 3
     assert freed == [True]
+
+
+def test_the_objects_of_a_call_that_fails_are_freed_with_its_future() -> None:
+    class Vector:
+        pass
+
+    vector = Vector()
+    alive = weakref.ref(vector)
+
+    def fail(vector: Vector) -> None:
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        with DaemonPool(1, "test") as pool:
+            called = pool.submit(fail, vector)
+            del vector
+            assert isinstance(called.exception(600), ValueError)
+        assert alive() is not None
+        del called
+        assert alive() is None
+    finally:
+        gc.enable()
