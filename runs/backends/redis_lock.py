@@ -69,9 +69,14 @@ def take(client: Redis, key: str, value: str, ttl_s: float) -> bool:
     try:
         return bool(client.eval(_TAKE, 1, key, value, str(int(ttl_s * 1000))))
     except (RedisError, OSError):
-        with contextlib.suppress(RedisError, OSError):
-            release(client, key, value)  # it can be set although the answer was lost
+        # It can be set although the answer was lost. A server that hangs answers this as little.
+        threading.Thread(target=_forget, args=(client, key, value), daemon=True).start()
         raise
+
+
+def _forget(client: Redis, key: str, value: str) -> None:
+    with contextlib.suppress(RedisError, OSError):
+        release(client, key, value)
 
 
 def _renew(client: Redis, key: str, token: str, ttl_s: float, over: threading.Event) -> None:
