@@ -140,7 +140,6 @@ class Syncer:
                 self._store,
                 clock=self._clock,
                 timeout_s=self._settings.heartbeat_timeout_s,
-                steady_since=lambda: self._lease.steady_since_s,
                 unretried=self._store.inner,
             ),
             model_hash=manifest.model_hash,

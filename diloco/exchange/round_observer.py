@@ -272,11 +272,12 @@ class RoundObserver:
                 self._arriving_round, self.expects_more = round, True
                 return arrived
         known, expected = self._known(round), self._observer.working_towards(round)
-        _, contributions = run_both(
+        ended, contributions = run_both(
             lambda: self._observer.look(skip=known), lambda: self._contributions(round, own)
         )
         self._looked = (round, waited_s)
-        gone_on = self._observer.past(round) | (expected - self._observer.working_towards(round))
+        working = self._observer.working_towards(round)
+        gone_on = self._observer.past(round) | ended | (expected - working)
         if gone_on - contributions.keys():
             return self._contributions(round, own)
         return contributions

@@ -25,7 +25,7 @@ from enum import Enum
 from diloco.clock import Clock
 from diloco.errors import ReplicaError
 from diloco.membership.lease import claim_incarnation
-from diloco.membership.observer import Observer
+from diloco.membership.observer import Gaps, Observer
 from diloco.protocol import keys
 from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
@@ -40,10 +40,12 @@ LAST_SEQ = 99_999
 
 @dataclass(frozen=True)
 class _Claimed:
-    """The newest incarnation of a number. ``appeared``: it was claimed while it was observed."""
+    """The newest incarnation of a number, ``since_s`` when it is known, after how many ``gaps`` of
+    this process. ``appeared``: it was claimed while it was observed."""
 
     seq: int
     since_s: float
+    gaps: int
     appeared: bool
 
 
@@ -133,9 +135,9 @@ class _Watch:
         self._clock = clock
         self._timeout_s = settings.heartbeat_timeout_s
         self._numbers = range(settings.max_replicas)
-        self._looked_s, self._steady_s = clock.monotonic(), float("-inf")
+        self._looked_s, self._gaps = clock.monotonic(), Gaps()
         self._observer = Observer(
-            store, clock=clock, timeout_s=self._timeout_s, steady_since=lambda: self._steady_s
+            store, clock=clock, timeout_s=self._timeout_s, gaps=lambda: self._gaps
         )
         self._claimed: dict[int, _Claimed] = {}
         self._has_looked = False
@@ -157,13 +159,15 @@ class _Watch:
     def _note_gap(self) -> None:
         now_s = self._clock.monotonic()
         if now_s - self._looked_s > self._timeout_s / 2:
-            self._steady_s = now_s
+            self._gaps = Gaps(self._gaps.count + 1, now_s)
         self._looked_s = now_s
 
     def _note(self, number: int, seq: int) -> None:
         known = self._claimed.get(number)
         if number in self._numbers and (known is None or seq > known.seq):
-            self._claimed[number] = _Claimed(seq, self._clock.monotonic(), self._has_looked)
+            self._claimed[number] = _Claimed(
+                seq, self._clock.monotonic(), self._gaps.count, self._has_looked
+            )
 
     def _state(self, number: int) -> _State:
         claimed, process = self._claimed[number], self._observer.newest_process(number)
@@ -172,7 +176,7 @@ class _Watch:
             return _State.FREE
         if claimed.appeared or (has_lease and self._observer.has_changed(number)):
             return _State.IN_USE
-        since_s = max(claimed.since_s, self._steady_s)
+        since_s = self._gaps.silent_since_s(claimed.since_s, count=claimed.gaps)
         is_silent = self._looked_s - since_s >= self._timeout_s
         return _State.FREE if is_silent and not has_lease else _State.UNDECIDED
 
@@ -192,5 +196,7 @@ class _Watch:
         if self._store.create(keys.claim(number, seq), nonce.encode()):
             log.info("takes the replica number %d, incarnation %d", number, seq)
             return Identity(replica=number, incarnation=keys.incarnation(seq, nonce))
-        self._claimed[number] = _Claimed(seq, self._clock.monotonic(), appeared=True)
+        self._claimed[number] = _Claimed(
+            seq, self._clock.monotonic(), self._gaps.count, appeared=True
+        )
         return None

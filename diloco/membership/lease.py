@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from diloco.clock import Clock
 from diloco.errors import FencedOut
-from diloco.membership.observer import REPLICA
+from diloco.membership.observer import REPLICA, Gaps
 from diloco.protocol import keys
 from diloco.protocol.control_pace import (
     CALM_CHECK_EVERY,
@@ -180,7 +180,7 @@ class Lease:
         self._progress = Progress()
         self._count = 0
         self._longest_gap_s = heartbeat_timeout_s / 2
-        self._contact_s, self._steady_s = clock.monotonic(), float("-inf")
+        self._contact_s, self._gaps = clock.monotonic(), Gaps()
         self._next_beat_s = self._contact_s
         self._calm_ticks = 0
         self._timeout_s = heartbeat_timeout_s
@@ -253,16 +253,17 @@ class Lease:
 
     def _note_contact(self, now_s: float) -> None:
         if now_s - self._contact_s > self._longest_gap_s:
-            self._steady_s = now_s
-        self._contact_s = now_s
+            self._gaps = Gaps(self._gaps.count + 1, now_s)
+        self._contact_s = now_s  # after the gap, because `gaps` reads them in this order
 
     @property
-    def steady_since_s(self) -> float:
-        """Monotonic time since which this process has written its lease, or read the commands where
-        no heartbeat was due, without a long gap. During a gap the store was unavailable or this
-        process paused, so other leases that did not change in it can still be alive."""
-        now_s = self._clock.monotonic()
-        return now_s if now_s - self._contact_s > self._longest_gap_s else self._steady_s
+    def gaps(self) -> Gaps:
+        """The times of more than half the heartbeat timeout in which this process neither wrote its
+        lease nor read the commands where no heartbeat was due. The store was unavailable or this
+        process paused, so other leases that did not change in them can still be alive."""
+        now_s, contact_s = self._clock.monotonic(), self._contact_s
+        gaps = self._gaps
+        return Gaps(gaps.count + 1, now_s) if now_s - contact_s > self._longest_gap_s else gaps
 
     def look_around(self, *, newer: bool = True, commands: bool = True) -> None:
         """With ``newer`` check for a newer incarnation of this replica, with ``commands`` read new

@@ -34,6 +34,24 @@ SYNCER = "syncer"
 """Roles: a syncer reduces and commits rounds, but does not train; rounds do not wait for it."""
 ASKED_ROUNDS = 16
 """Rounds for which :meth:`Observer.ask` has created an object that are remembered."""
+EXCUSED_GAPS = 2
+"""Gaps of the observing process in which one heartbeat of another can stay the last. A live process
+writes the next one soon after a gap; a process with gaps all the time has a slow connection."""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Times in which a process could observe no lease, because it was paused or the store was
+    unavailable: their number, and the monotonic time at which the last one ended."""
+
+    count: int = 0
+    until_s: float = float("-inf")
+
+    def silent_since_s(self, since_s: float, *, count: int) -> float:
+        """Return the time since which another process is silent if it was last observed at
+        ``since_s``, after ``count`` gaps: the end of the last gap, unless there were more than
+        :data:`EXCUSED_GAPS` since then."""
+        return max(since_s, self.until_s) if self.count <= count + EXCUSED_GAPS else since_s
 
 
 @dataclass(frozen=True)
@@ -48,14 +66,16 @@ class _Seen:
     beat: Heartbeat
     moved: bool
     """Whether the observer has seen it change or appear."""
+    gaps: int
+    """Gaps of the observing process until then."""
 
 
 class Observer:
     """Records when each lease last changed, on its own clock.
 
-    ``steady_since`` is :attr:`Lease.steady_since_s` of this process; with it, no process counts as
-    gone because of a time in which this one could not observe it. ``unretried`` is the same store
-    without retries, for requests that no round may wait for.
+    ``gaps`` is :attr:`Lease.gaps` of this process; with it, no process counts as gone because of a
+    time in which this one could not observe it. ``unretried`` is the same store without retries,
+    for requests that no round may wait for.
     """
 
     def __init__(
@@ -64,10 +84,10 @@ class Observer:
         *,
         clock: Clock,
         timeout_s: float,
-        steady_since: Callable[[], float] = lambda: float("-inf"),
+        gaps: Callable[[], Gaps] = Gaps,
         unretried: Store | None = None,
     ) -> None:
-        self._steady_since = steady_since
+        self._gaps = gaps
         self._store = store
         self._unretried = unretried or store
         self._clock = clock
@@ -81,26 +101,28 @@ class Observer:
         """Since when the calm replicas of a round are asked for frequent heartbeats."""
         self._ask_again_s = float("-inf")
         self._expired: dict[int, _Seen] = {}
-        """Calm leases that have expired: a later round does not ask their replica again."""
+        """The leases that have expired: none becomes live again without a heartbeat, and a later
+        round does not ask the replica of a calm one again."""
         self._lock = threading.Lock()
 
     def look(
         self, *, skip: Collection[int] = frozenset(), only: Collection[int] | None = None
-    ) -> None:
+    ) -> frozenset[int]:
         """Read the leases of all replicas, or ``only`` of these, except ``skip``: one list, and one
-        GET each. Thread safe."""
+        GET each. Return the replicas whose lease has ended since it was last read. Thread safe."""
         with self._lock:
-            self._look(skip, only)
+            ended = self._look(skip, only)
             if not skip and only is None:
                 self._looked_s = self._clock.monotonic()
+        return ended
 
-    def _look(self, skip: Collection[int], only: Collection[int] | None) -> None:
+    def _look(self, skip: Collection[int], only: Collection[int] | None) -> frozenset[int]:
         newest: dict[int, str] = {}
         for info in self._store.list(keys.MEMBERS):
             parsed = keys.parse_beat(info.key)
             if parsed and parsed[0] not in skip and (only is None or parsed[0] in only):
                 newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], ""))
-        self._read(newest)
+        return self._read(newest)
 
     def look_at(self, process: Identity) -> None:
         """Read the lease of this process only: one GET. Thread safe."""
@@ -108,8 +130,9 @@ class Observer:
             if not self.newer_process(process):
                 self._read({process.replica: process.incarnation})
 
-    def _read(self, newest: Mapping[int, str]) -> None:
-        """Read the lease of each replica's newest process."""
+    def _read(self, newest: Mapping[int, str]) -> frozenset[int]:
+        """Read the lease of each replica's newest process; return those that are new and ended."""
+        ended: set[int] = set()
         leases = {keys.beat(replica, newest[replica]): replica for replica in newest}
         for key, beat in read_each(self._store, Heartbeat, list(leases)).items():
             replica, incarnation = leases[key], newest[leases[key]]
@@ -122,8 +145,11 @@ class Observer:
             seen = self._seen.get(replica)
             if seen is None or (seen.incarnation, seen.count) != (incarnation, beat.count):
                 self._seen[replica] = self._first_seen(seen, beat)
+                if beat.state in ENDED_STATES:
+                    ended.add(replica)
         for replica in newest:
             self._read_s[replica] = self._clock.monotonic()
+        return frozenset(ended)
 
     def _first_seen(self, before: _Seen | None, beat: Heartbeat) -> _Seen:
         now_s = written_s = self._clock.monotonic()
@@ -132,7 +158,8 @@ class Observer:
             if since is not None and until is not None:
                 written_s = min(now_s, before.since_s + max(0.0, until - since))
         moved = self._looked_s is not None
-        return _Seen(beat.incarnation, beat.count, now_s, written_s, beat, moved)
+        gaps = self._gaps().count
+        return _Seen(beat.incarnation, beat.count, now_s, written_s, beat, moved, gaps)
 
     def live(self) -> frozenset[int]:
         """Return the replicas whose lease changed within the timeout and has not ended."""
@@ -189,14 +216,15 @@ class Observer:
         if self._expired.get(replica) is seen:
             return True
         has_expired = now_s - self._silent_since_s(seen, seen.since_s) >= self._timeout_s
-        if has_expired and self._calm_s(seen):
+        if has_expired:
             self._expired[replica] = seen
         return has_expired
 
     def _silent_since_s(self, seen: _Seen, since_s: float) -> float:
         """Return the time since which the next heartbeat is missing, if the last one is of
         ``since_s``."""
-        since_s, calm_s = max(since_s, self._steady_since()), self._calm_s(seen)
+        since_s = self._gaps().silent_since_s(since_s, count=seen.gaps)
+        calm_s = self._calm_s(seen)
         if not calm_s:
             return since_s
         asked_s = float("inf")

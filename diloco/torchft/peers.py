@@ -63,7 +63,7 @@ class Peers:
             store,
             clock=clock,
             timeout_s=options.heartbeat_timeout_s,
-            steady_since=lambda: self.lease.steady_since_s,
+            gaps=lambda: self.lease.gaps,
         )
         self._replicas: dict[int, str] = {me.replica: options.replica_id}
         self._look_lock = threading.Lock()

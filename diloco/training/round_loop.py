@@ -73,7 +73,7 @@ class RoundLoop:
             context.store,
             clock=context.clock,
             timeout_s=settings.heartbeat_timeout_s,
-            steady_since=lambda: self._lease.steady_since_s,
+            gaps=lambda: self._lease.gaps,
             unretried=context.metered,
         )
         self._round_observer = RoundObserver(

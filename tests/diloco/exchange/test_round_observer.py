@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from diloco.clock import SystemClock
+from diloco.clock import Clock, SystemClock
 from diloco.exchange.round_observer import Base, RoundObserver
 from diloco.membership.lease import Lease
 from diloco.membership.observer import Observer
@@ -25,6 +25,7 @@ from diloco.protocol.records import (
 )
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MissingKey
+from tests.diloco.clocks import ManualClock
 from tests.diloco.exchange.planned import planned
 
 ME = Identity(replica=0, incarnation="00001-00000000")
@@ -73,7 +74,10 @@ def record(replica: int) -> ContributionRecord:
     )
 
 
-def make(tmp_path: Path, **chosen: Any) -> tuple[HookedStore, RoundObserver]:
+def make(
+    tmp_path: Path, *, clock: Clock | None = None, **chosen: Any
+) -> tuple[HookedStore, RoundObserver]:
+    clock = clock or SystemClock()
     store = HookedStore(LocalStore(tmp_path))
     settings = GroupSettings(**chosen)
     round_observer = RoundObserver(
@@ -82,12 +86,12 @@ def make(tmp_path: Path, **chosen: Any) -> tuple[HookedStore, RoundObserver]:
         lease=Lease(
             store,  # type: ignore[arg-type]
             ME,
-            clock=SystemClock(),
+            clock=clock,
             interval_s=1.0,
             heartbeat_timeout_s=15.0,
             device="cpu",
         ),
-        observer=Observer(store, clock=SystemClock(), timeout_s=15.0),  # type: ignore[arg-type]
+        observer=Observer(store, clock=clock, timeout_s=15.0),  # type: ignore[arg-type]
         model_hash="",
         table=Table(
             [Slot(name="w", shape=(1,), dtype="float32", numel=1)], fragments=1, pattern="strided"
@@ -270,12 +274,16 @@ def contribute_all(store: HookedStore, replicas: range) -> None:
         store.put(key, record(replica).to_bytes())
 
 
+@pytest.mark.parametrize("seen_before", ["a moment ago", "long ago", "never"])
 def test_a_contribution_that_a_replica_makes_before_it_leaves_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen_before: str
 ) -> None:
-    store, round_observer = make(tmp_path, num_replicas=2)
+    clock = ManualClock()
+    store, round_observer = make(tmp_path, clock=clock, num_replicas=2)
     beat_all(store, range(1, 2))
-    assert seen(round_observer) == []
+    if seen_before != "never":
+        assert seen(round_observer) == []
+    clock.sleep({"a moment ago": 1.0, "long ago": 1000.0, "never": 0.0}[seen_before])
 
     def listing_first(look: Callable[[], Any], listing: Callable[[], Any]) -> tuple[Any, Any]:
         listed = listing()

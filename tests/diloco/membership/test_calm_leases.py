@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco.membership.observer import Observer
+from diloco.membership.observer import Gaps, Observer
 from diloco.protocol import keys
 from diloco.store.base import LocalStore, StoreDenied, StoreUnavailable
 from diloco.store.multipart import Data
@@ -146,11 +146,11 @@ def test_a_failed_heartbeat_is_repeated_after_an_interval(
     assert calm.pass_intervals(1) == 0
 
 
-def test_reading_alone_keeps_a_calm_process_steady(calm: CalmReplica) -> None:
+def test_a_calm_process_that_reads_alone_has_no_gap(calm: CalmReplica) -> None:
     calm.pass_intervals(4)  # 12 s without a heartbeat, more than half the timeout
-    assert calm.lease.steady_since_s == float("-inf")
+    assert calm.lease.gaps == Gaps()
     calm.clock.sleep(TIMEOUT_S)
-    assert calm.lease.steady_since_s == calm.clock.monotonic()
+    assert calm.lease.gaps == Gaps(1, calm.clock.monotonic())
 
 
 def test_an_awaited_replica_that_is_dead_expires_after_the_timeout(calm: CalmReplica) -> None:

@@ -23,7 +23,6 @@ from diloco.store.base import StoreDenied, StoreUnavailable
 from tests.diloco.model import oracle
 from tests.diloco.model.faulty_bucket import Bucket, Chances
 from tests.diloco.model.harness import Coordinates, Harness, Scenario, virtual
-from tests.diloco.model.virtual_time import Process, Scheduler
 from tests.matrix import matrix
 
 
@@ -442,27 +441,6 @@ def test_a_long_denial_ends_the_replicas_as_unavailable() -> None:
     first = [life.error for life in harness.lives[:3]]
     assert {type(error) for error in first} == {StoreUnavailable}
     assert {life.replica for life in harness.lives if life.reason == "completed"} == {0, 1, 2}
-
-
-@pytest.mark.parametrize("plan", ["gather", "sharded", "syncer"])
-def test_a_pause_of_all_processes_makes_no_replica_late(plan: str) -> None:
-    """A host that is suspended pauses all its processes at once. The first one to continue finds
-    leases that have not changed for longer than the timeout, although all replicas are alive.
-    """
-    pause_s = 2 * GroupSettings().heartbeat_timeout_s
-    for seed in range(1, 9):
-        harness = make_harness(reduce_plan=plan, seed=seed, min_quorum=1, grace_s=2 * pause_s)
-        harness.scenario = replace(harness.scenario, syncer=plan == "syncer")
-
-        def pause(scheduler: Scheduler = harness.scheduler) -> None:
-            for _ in range(3):
-                scheduler.sleep(6.3)
-                scheduler.now_s += pause_s
-
-        harness.scheduler.spawn("pause", pause, Process("pause"))
-        run(harness)
-        contributions = [len(harness.plan(round)["contributions"]) for round in range(1, 7)]
-        assert contributions == [3] * 6, f"seed {seed}"
 
 
 def test_an_outage_before_the_first_step_ends_no_replica(
