@@ -45,6 +45,8 @@ class UnitGroup(Protocol):
     @property
     def clock(self) -> Clock: ...
 
+    def observer(self) -> Observer: ...
+
     def watch(self, watcher: Watcher) -> None: ...
 
 
@@ -70,19 +72,18 @@ def join_units(
     """Return a function that returns the next samples of this process, and record them in the
     group's rounds. Raises :class:`SettingsError` for settings that work units do not support."""
     check_settings(group.settings)
-    identity, timeout_s = group.identity, group.settings.heartbeat_timeout_s
-    observer = Observer(group.store, clock=group.clock, timeout_s=timeout_s)
+    observer = group.observer()
 
     def is_gone(process: Identity) -> bool:
         observer.look(only={process.replica})
         return observer.is_gone(process)
 
     units = WorkUnits(
-        UnitLog(group.store, identity),
+        UnitLog(group.store, group.identity),
         unit_plan(index, order, group.settings, seed=seed),
         is_gone=is_gone,
         clock=group.clock,
-        timeout_s=timeout_s,
+        timeout_s=group.settings.heartbeat_timeout_s,
     )
     group.watch(units)
     return units.take

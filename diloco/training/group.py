@@ -36,6 +36,7 @@ from diloco.errors import StopReason, StopTraining
 from diloco.membership.free_number import claim_process
 from diloco.membership.graceful_shutdown import COMMIT_SHARE, GracefulShutdown
 from diloco.membership.lease import Lease, patiently
+from diloco.membership.observer import Observer
 from diloco.model import named_parameters
 from diloco.model.buffers import BufferCheck
 from diloco.model.flat_parameters import Layout
@@ -246,6 +247,15 @@ class Group:
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    def observer(self) -> Observer:
+        """Return a new observer of the leases of the group's processes."""
+        return Observer(
+            self._store,
+            clock=self._clock,
+            timeout_s=self.settings.heartbeat_timeout_s,
+            gaps=lambda: self._lease.gaps,
+        )
 
     def step(
         self,
