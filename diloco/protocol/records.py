@@ -217,12 +217,14 @@ class LateReplica:
 
     ``units`` is its weight before division: 1, or the last known tokens per round of work.
     ``missed`` counts the rounds in a row that it has missed, of any fragment, with this one. The
-    two make its part of the denominator (:func:`diloco.protocol.round_weights.room_of`).
+    two make its part of the denominator (:func:`diloco.protocol.round_weights.room_of`); a replica
+    that is ``away`` has none.
     """
 
     replica: int
     units: float
     missed: int
+    away: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,8 @@ class Plan(Record):
     ``mode`` is the reduce plan: gather, sharded or syncer. ``owners`` are the replica numbers that
     reduce shard 0, 1, ...; empty for gather, where every replica reduces everything. ``late`` are
     the live replicas without a contribution: the weights leave room for them and sum to less than
-    one (:func:`diloco.protocol.round_weights.late_replicas`).
+    one (:func:`diloco.protocol.round_weights.late_replicas`). ``steady_rounds`` counts the rounds
+    in a row, with this one, in which no replica became late.
     """
 
     LIMIT: ClassVar[int] = 64 * MEBIBYTE
@@ -245,6 +248,7 @@ class Plan(Record):
     owners: tuple[int, ...] = ()
     refused: tuple[Refusal, ...] = ()
     late: tuple[LateReplica, ...] = ()
+    steady_rounds: int = field(default=0, metadata=_COUNT)
     wall_s: float
 
 

@@ -14,7 +14,12 @@ from diloco.protocol.payload_size import checked_bytes
 from diloco.protocol.records import ContributionRecord, Plan, PlannedContribution, Refusal
 from diloco.protocol.reduce_cost import cheapest_plan, shards_per_owner
 from diloco.protocol.round_view import GATHER, SHARDED, SYNCER, RoundView
-from diloco.protocol.round_weights import MAX_COUNTED, late_replicas, weights_of
+from diloco.protocol.round_weights import (
+    MAX_COUNTED,
+    late_replicas,
+    steady_rounds,
+    weights_of,
+)
 
 FEWEST_FOR_OUTLIERS = 4
 """Contributions needed for outlier rejection: a median of fewer norms is not meaningful."""
@@ -223,6 +228,7 @@ def make_plan(
             for record, weight in zip(accepted, weights, strict=True)
         ),
         owners=owners,
+        steady_rounds=steady_rounds(view, late),
         refused=tuple(refused),
         late=late,
         wall_s=wall_s,

@@ -18,6 +18,11 @@ way: one replica's in the first missed round, then ``late_keep`` of the room of 
 That is more than what returns, ``late_keep^m``, which trains worse (decision 21). With 0 a late
 replica carries none, and D counts A alone.
 
+A group that loses contributions regularly needs this room. In any other, a replica that becomes
+late is *away*: usually it has an outage and stays late, so its room would only make the steps of
+the others shorter. It gets none while few replicas are late (:func:`late_replicas`), and what it
+brings back counts in addition, up to one round of work.
+
 - Fragments: the rule holds for each fragment by itself, whose base and rounds of work are its own.
   The plans count missed rounds of any fragment, of which one in P is of this one.
 - Void rounds count as missed, although no work shrinks in them.
@@ -44,6 +49,13 @@ exact in fp64."""
 HUNG_AFTER = 8
 """Rounds in a row that a live replica can miss before the weights leave no more room for it: it
 beats, but does not work."""
+STEADY_ROUNDS = 8
+"""Rounds in a row in which no replica became late, after which the next one that does is away."""
+MOST_AWAY = 1 / 4
+"""Share of the live replicas that can be late while some of them are away."""
+MOST_KEPT_AWAY = 0.5
+"""Largest ``late_keep`` with which a replica can be away: with more, it would bring back more than
+one round of work in addition."""
 
 
 def units_of(tokens: int, rounds: int, weighting: str) -> float:
@@ -63,25 +75,54 @@ def late_replicas(
     """Return the live replicas that work towards the round or an earlier one and are neither
     accepted nor refused, sorted; none if their work never arrives.
 
-    A contribution without tokens is late too: its writer has worked for the round.
+    A contribution without tokens is late too: its writer has worked for the round. A replica is
+    away from the first round that it misses after :data:`STEADY_ROUNDS` until it contributes, or
+    until more than :data:`MOST_AWAY` of the live replicas are late.
     """
     settings = view.settings
     if kept_when_late(settings) == 0:
         return ()
     decided = {record.replica for record in accepted} | {refusal.replica for refusal in refused}
+    late = sorted((view.expected | set(view.contributions)) - decided)
     missed = {late.replica: late.missed for late in view.previous.late} if view.previous else {}
     known = _known_units(view.previous, settings.weighting)
     usual = statistics.fmean(
         units_of(record.tokens, record.rounds, settings.weighting) for record in accepted
     )
+    away = _away(view, late, accepted=len(accepted))
     return tuple(
         LateReplica(
             replica=replica,
             units=known.get(replica, usual),
             missed=max(0, min(missed.get(replica, 0), MAX_COUNTED)) + 1,
+            away=replica in away,
         )
-        for replica in sorted((view.expected | set(view.contributions)) - decided)
+        for replica in late
     )
+
+
+def _away(view: RoundView, late: Sequence[int], *, accepted: int) -> frozenset[int]:
+    """Return the late replicas that are away; none if the plan of the round before is unknown."""
+    before = _plan_before(view)
+    are_few = len(late) <= MOST_AWAY * (len(late) + accepted)
+    if before is None or not are_few or view.settings.late_keep > MOST_KEPT_AWAY:
+        return frozenset()
+    was_away = {late.replica: late.away for late in before.late}
+    is_steady = before.steady_rounds >= STEADY_ROUNDS
+    return frozenset(replica for replica in late if was_away.get(replica, is_steady))
+
+
+def _plan_before(view: RoundView) -> Plan | None:
+    previous = view.previous
+    return previous if previous and previous.round == view.round - 1 else None
+
+
+def steady_rounds(view: RoundView, late: Sequence[LateReplica]) -> int:
+    """Return the number of rounds in a row, with this one, in which no replica became late."""
+    if any(replica.missed == 1 for replica in late):
+        return 0
+    before = _plan_before(view)
+    return min(before.steady_rounds, MAX_COUNTED) + 1 if before else 1
 
 
 def _known_units(previous: Plan | None, weighting: str) -> dict[int, float]:
@@ -99,8 +140,8 @@ def _known_units(previous: Plan | None, weighting: str) -> dict[int, float]:
 def room_of(late: LateReplica, settings: GroupSettings) -> float:
     """Return the weight of a late replica before division: that of a contribution in its first
     missed round of the fragment, and ``late_keep`` of the one before in each further round. None if
-    it has hung."""
-    if late.missed > HUNG_AFTER:
+    it is away or has hung."""
+    if late.away or late.missed > HUNG_AFTER:
         return 0.0
     missed_before = math.ceil(late.missed / settings.num_fragments) - 1
     return late.units * float(settings.late_keep**missed_before)

@@ -180,7 +180,12 @@ def plans(draw: Callable[..., Any]) -> Object:
         {"replica": replicas, "incarnation": texts, "reason": texts, "kind": texts}
     )
     late = st.fixed_dictionaries(
-        {"replica": replicas, "units": numbers, "missed": st.integers(-1, 2**40)}
+        {
+            "replica": replicas,
+            "units": numbers,
+            "missed": st.integers(-1, 2**40),
+            "away": st.booleans(),
+        }
     )
     body = {
         "round": round,
@@ -190,6 +195,7 @@ def plans(draw: Callable[..., Any]) -> Object:
         "contributions": draw(st.lists(planned, max_size=4)),
         "refused": draw(st.lists(refused, max_size=4)),
         "late": draw(st.lists(late, max_size=4)),
+        "steady_rounds": draw(st.integers(-1, 2**63)),
         "wall_s": draw(numbers),
     }
     return keys.plan(min(round, 99_999_999)), draw(_spoilt(body))

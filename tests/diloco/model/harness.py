@@ -30,7 +30,7 @@ from diloco.protocol.settings import GroupSettings
 from diloco.store.base import Store, StoreError
 from diloco.syncer import Syncer
 from diloco.training.sweep import sweep
-from tests.diloco.model import virtual_time
+from tests.diloco.model import oracle, virtual_time
 from tests.diloco.model.faulty_bucket import Bucket, Chances, FaultyView
 from tests.diloco.model.virtual_line import LineOfEach
 from tests.diloco.model.virtual_time import Process, Scheduler
@@ -299,6 +299,9 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.protocol.blocks.SMALLEST_BLOCK": 256,
         "diloco.protocol.reduce_cost.LARGE_SHARD_PARTS": large_parts,
         "diloco.protocol.packed_rounds.BLOCK": 2,
+        "diloco.protocol.round_weights.MOST_AWAY": oracle.MOST_AWAY,
+        "diloco.protocol.round_weights.MOST_KEPT_AWAY": oracle.MOST_KEPT_AWAY,
+        "diloco.protocol.round_weights.STEADY_ROUNDS": oracle.STEADY_ROUNDS,
         "diloco.training.round_packs.BLOCK": 2,
     }
     logger = logging.getLogger("diloco")

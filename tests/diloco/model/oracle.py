@@ -23,6 +23,8 @@ HEADER = 256
 BLOCK = 256
 """Elements of a block, as the harness sets them."""
 HUNG_AFTER = 8
+STEADY_ROUNDS, MOST_AWAY, MOST_KEPT_AWAY = 1, 1 / 2, 1.0
+"""When a late replica is away, as the harness sets it."""
 SEAL = b" \t\n"
 """The characters of the checksum after a record."""
 LONGEST_DELAY = 8
@@ -184,7 +186,7 @@ class Log:
     def _check_weights(self, round: int, plan: dict[str, Any]) -> None:
         """Check that all live replicas divide the weights, so that a round of work enters once. The
         room of a late one shrinks like its work: by a factor for each further missed round of the
-        fragment.
+        fragment. One that is away has none.
         """
         where = f"round {round}"
         is_kept = self.settings["late_keep"] > 0 and self.settings["world_size_mode"] == "dynamic"
@@ -202,7 +204,9 @@ class Log:
             require(1 <= entry["missed"] <= before + 1, f"{where}: missed {entry['missed']}")
             self.missed[replica] = max(before, entry["missed"])
             require(entry["units"] > 0 and (by_tokens or entry["units"] == 1), f"{where}: units")
-            if entry["missed"] <= HUNG_AFTER:
+            if entry["away"]:
+                self._check_away(plan, entry)
+            elif entry["missed"] <= HUNG_AFTER:
                 earlier = len(range(self.fragments, entry["missed"], self.fragments))
                 room += entry["units"] * self.settings["late_keep"] ** earlier
         units = [c["tokens"] / c["rounds"] if by_tokens else 1.0 for c in plan["contributions"]]
@@ -212,6 +216,17 @@ class Log:
                 abs(c["weight"] - expected) < 1e-12,
                 f"{where}: replica {c['replica']} has weight {c['weight']}, expected {expected}",
             )
+
+    def _check_away(self, plan: dict[str, Any], entry: dict[str, Any]) -> None:
+        """Check that the replica was away before, or that no other became late for some rounds."""
+        where = f"round {plan['round']}: {entry['replica']} is away"
+        before = json.loads(self.written[f"rounds/{plan['round'] - 1:08d}/plan.json"])
+        was_late = {late["replica"]: late["away"] for late in before["late"]}
+        is_steady = before["steady_rounds"] >= STEADY_ROUNDS
+        require(was_late.get(entry["replica"], is_steady), where)
+        late = len(plan["late"])
+        require(late <= MOST_AWAY * (late + len(plan["contributions"])), f"{where}, as many others")
+        require(self.settings["late_keep"] <= MOST_KEPT_AWAY, f"{where}, with much work")
 
     def check_steps(self) -> None:
         """Check that every step is in at most one committed contribution: as a power of the share

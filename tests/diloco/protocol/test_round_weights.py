@@ -10,7 +10,7 @@ import pytest
 from diloco.protocol.records import ContributionRecord, LateReplica, Plan
 from diloco.protocol.round_decision import make_commit
 from diloco.protocol.round_view import Merge, Totals
-from diloco.protocol.round_weights import HUNG_AFTER
+from diloco.protocol.round_weights import HUNG_AFTER, STEADY_ROUNDS
 from tests.diloco.protocol.decision_harness import SETTINGS, Watch, contribution, planned, view
 
 TOKENS = dataclasses.replace(SETTINGS, weighting="tokens")
@@ -138,6 +138,75 @@ def test_a_replica_that_misses_eight_rounds_in_a_row_has_hung(keep: float) -> No
     assert back.late == () and weights(back) == [1 / 3] * 3
     late = plan_without_the_late(contribution(0), contribution(1), previous=back)
     assert late.late[0].missed == 1
+
+
+ALL = tuple(map(contribution, range(4)))
+
+
+def next_plan(previous: Plan | None, *present: int, **changes: Any) -> Plan:
+    """Return the plan of the round after ``previous`` with these of four replicas, all live."""
+    previous = previous and dataclasses.replace(previous, round=4)
+    return plan_without_the_late(
+        *(ALL[replica] for replica in present), expected="0123", previous=previous, **changes
+    )
+
+
+def after_steady(rounds: int, **changes: Any) -> Plan | None:
+    """Return the last plan of so many rounds with all four replicas."""
+    plan = None
+    for _ in range(rounds):
+        plan = next_plan(plan, 0, 1, 2, 3, **changes)
+    return plan
+
+
+def test_a_replica_that_becomes_late_in_a_steady_group_is_away_until_it_contributes() -> None:
+    plan = after_steady(STEADY_ROUNDS)
+    for missed in range(1, 4):
+        plan = next_plan(plan, 0, 1, 2)
+        assert plan.late == (LateReplica(replica=3, units=1.0, missed=missed, away=True),)
+        assert weights(plan) == [1 / 3] * 3
+    plan = next_plan(plan, 0, 1, 2, 3)
+    assert weights(plan) == [1 / 4] * 4 and plan.steady_rounds == 3
+    assert not next_plan(plan, 0, 1, 2).late[0].away, "the group has been steady for three rounds"
+
+
+@pytest.mark.parametrize("rounds", [0, 1, STEADY_ROUNDS - 1])
+def test_the_weights_leave_room_in_a_group_that_is_not_steady(rounds: int) -> None:
+    plan = next_plan(after_steady(rounds), 0, 1, 2)
+    assert not plan.late[0].away and weights(plan) == [1 / 4] * 3
+    for _ in range(STEADY_ROUNDS):  # it was not away, and is not later
+        plan = next_plan(plan, 0, 1, 2)
+        assert not plan.late[0].away
+    assert plan.steady_rounds == STEADY_ROUNDS
+
+
+def test_no_replica_is_away_while_more_than_a_quarter_is_late() -> None:
+    plan = next_plan(after_steady(STEADY_ROUNDS), 0, 1)
+    assert [late.away for late in plan.late] == [False] * 2 and weights(plan) == [1 / 4] * 2
+    away = next_plan(after_steady(STEADY_ROUNDS), 0, 1, 2)
+    plan = next_plan(away, 0, 1)
+    assert [late.away for late in plan.late] == [False] * 2
+    assert weights(plan) == pytest.approx([1 / 3.5] * 2), "one has missed a round, the other two"
+    assert plan.steady_rounds == 0
+
+
+@pytest.mark.parametrize("keep", [0.6, 1.0])
+def test_no_replica_is_away_that_would_return_with_more_than_a_round_of_work(keep: float) -> None:
+    settings = dataclasses.replace(SETTINGS, late_keep=keep)
+    plan = next_plan(after_steady(STEADY_ROUNDS, settings=settings), 0, 1, 2, settings=settings)
+    assert not plan.late[0].away and weights(plan) == [1 / 4] * 3
+
+
+def test_after_a_round_whose_plan_is_unknown_no_group_is_steady() -> None:
+    plan = after_steady(STEADY_ROUNDS)
+    assert plan is not None
+    two_before = dataclasses.replace(plan, round=3)
+    records = ALL[:3]
+    for previous in (None, two_before):
+        plan = plan_without_the_late(*records, expected="0123", previous=previous)
+        assert not plan.late[0].away and plan.steady_rounds == 0
+    plan = plan_without_the_late(*ALL, expected="0123", previous=two_before)
+    assert plan.steady_rounds == 1
 
 
 def test_refused_replicas_and_replicas_in_quarantine_get_no_room() -> None:
