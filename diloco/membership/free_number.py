@@ -3,10 +3,10 @@
 The process takes the lowest number whose owner has ended or is dead, so that the saved state of
 that replica is resumed; without such a number, the lowest one that was never used. A number counts
 as in use once its lease or claim has changed while this process observed it, and its owner as dead
-once nothing has changed for the heartbeat timeout, which begins again after a gap in which the
-store did not answer or this process was suspended: an owner cannot write in an outage either. Until
-each used number is one or the other, the process waits: a new replica of a running group for about
-one heartbeat.
+once nothing has changed for the heartbeat timeout, which begins again, twice at most, after a gap
+in which the store did not answer or this process was suspended: an owner cannot write in an outage
+either. Until each used number is one or the other, the process waits: a new replica of a running
+group for about one heartbeat.
 
 The number is taken by creating the claim of its next incarnation, which only one process can do. A
 process that loses goes on with another number and never claims the incarnation after the winner's,

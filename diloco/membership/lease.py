@@ -180,8 +180,9 @@ class Lease:
         self._progress = Progress()
         self._count = 0
         self._longest_gap_s = heartbeat_timeout_s / 2
-        self._contact_s, self._gaps = clock.monotonic(), Gaps()
-        self._next_beat_s = self._contact_s
+        self._next_beat_s = clock.monotonic()
+        self._contact = self._next_beat_s, Gaps()
+        """When this process last wrote its lease, or had none to write, and its gaps before."""
         self._calm_ticks = 0
         self._timeout_s = heartbeat_timeout_s
         self._awaited_round = self._looked_round = 0
@@ -252,18 +253,20 @@ class Lease:
         self._note_contact(now_s)
 
     def _note_contact(self, now_s: float) -> None:
-        if now_s - self._contact_s > self._longest_gap_s:
-            self._gaps = Gaps(self._gaps.count + 1, now_s)
-        self._contact_s = now_s  # after the gap, because `gaps` reads them in this order
+        with self._lock:
+            self._contact = now_s, self._gaps_at(now_s)
+
+    def _gaps_at(self, now_s: float) -> Gaps:
+        contact_s, gaps = self._contact
+        has_gap = now_s - contact_s > self._longest_gap_s
+        return Gaps(gaps.count + 1, now_s) if has_gap else gaps
 
     @property
     def gaps(self) -> Gaps:
-        """The times of more than half the heartbeat timeout in which this process neither wrote its
-        lease nor read the commands where no heartbeat was due. The store was unavailable or this
-        process paused, so other leases that did not change in them can still be alive."""
-        now_s, contact_s = self._clock.monotonic(), self._contact_s
-        gaps = self._gaps
-        return Gaps(gaps.count + 1, now_s) if now_s - contact_s > self._longest_gap_s else gaps
+        """The times of more than half the heartbeat timeout in which this process did not run, or
+        could not write a heartbeat that was due: the store was unavailable. Other leases that did
+        not change in them can still be alive."""
+        return self._gaps_at(self._clock.monotonic())
 
     def look_around(self, *, newer: bool = True, commands: bool = True) -> None:
         """With ``newer`` check for a newer incarnation of this replica, with ``commands`` read new

@@ -35,8 +35,9 @@ SYNCER = "syncer"
 ASKED_ROUNDS = 16
 """Rounds for which :meth:`Observer.ask` has created an object that are remembered."""
 EXCUSED_GAPS = 2
-"""Gaps of the observing process in which one heartbeat of another can stay the last. A live process
-writes the next one soon after a gap; a process with gaps all the time has a slow connection."""
+"""Gaps of the observing process for which one heartbeat of another can stay the last. Usually a
+live process has written the next one by then; an observer with gaps all the time has a slow
+connection."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class _Seen:
 class Observer:
     """Records when each lease last changed, on its own clock.
 
-    ``gaps`` is :attr:`Lease.gaps` of this process; with it, no process counts as gone because of a
-    time in which this one could not observe it. ``unretried`` is the same store without retries,
-    for requests that no round may wait for.
+    ``gaps`` is :attr:`Lease.gaps` of this process; with it, no process counts as gone because of
+    one or two times in which this one could not observe it. ``unretried`` is the same store without
+    retries, for requests that no round may wait for.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class Observer:
         self._asked_s: dict[int, float] = {}
         """Since when the calm replicas of a round are asked for frequent heartbeats."""
         self._ask_again_s = float("-inf")
-        self._expired: dict[int, _Seen] = {}
-        """The leases that have expired: none becomes live again without a heartbeat, and a later
-        round does not ask the replica of a calm one again."""
+        self._expired: dict[int, tuple[_Seen, float]] = {}
+        """The leases that have expired, and when: none becomes live again without a heartbeat, and
+        a later round does not ask the replica of a calm one again."""
         self._lock = threading.Lock()
 
     def look(
@@ -213,11 +214,12 @@ class Observer:
         """Return whether a lease has not changed for the timeout, at the time ``now_s``. For a calm
         one this time begins when the replica was asked for heartbeats, and without that after its
         longer interval."""
-        if self._expired.get(replica) is seen:
+        expired, expired_s = self._expired.get(replica, (None, 0.0))
+        if expired is seen and now_s >= expired_s:
             return True
         has_expired = now_s - self._silent_since_s(seen, seen.since_s) >= self._timeout_s
         if has_expired:
-            self._expired[replica] = seen
+            self._expired[replica] = (seen, now_s)
         return has_expired
 
     def _silent_since_s(self, seen: _Seen, since_s: float) -> float:

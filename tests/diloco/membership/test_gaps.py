@@ -9,6 +9,7 @@ import pytest
 from diloco.membership.free_number import claim_free_number
 from diloco.membership.lease import claim_incarnation
 from diloco.membership.observer import EXCUSED_GAPS, Gaps, Observer
+from diloco.protocol.records import Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, ObjectInfo
 from tests.diloco.clocks import ManualClock
@@ -69,6 +70,17 @@ def test_a_gap_makes_no_expired_lease_live_again(observed: Observed) -> None:
     assert not observed.is_live()
     write(observed.store, beat(count=2))
     assert observed.is_live()
+
+
+def test_a_process_is_gone_by_what_was_read_last(observed: Observed) -> None:
+    """A time in which nothing was read is no silence of the other process."""
+    assert observed.is_live()
+    observed.clock.sleep(TIMEOUT_S)
+    write(observed.store, beat(count=2))
+    assert not observed.observer.live()
+    assert not observed.observer.is_gone(Identity(replica=7, incarnation="00001-00000000"))
+    observed.observer.look()
+    assert observed.observer.live()
 
 
 @pytest.mark.parametrize("has_lease", [True, False])
