@@ -352,6 +352,20 @@ WHOLE_ROOM: tuple[Arm, ...] = tuple(
 with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""
 
 
+ALWAYS_ROOM: tuple[Arm, ...] = tuple(
+    dataclasses.replace(
+        arm,
+        name=arm.name.replace("late_", "always_room_", 1),
+        title=f"{arm.title}, always room",
+        retired=True,
+    )
+    for arm in LATE
+    if arm.outage and arm.late_keep == 0.5
+)
+"""Outages when the weights left room for every late replica; now a replica that becomes late in a
+steady group gets none."""
+
+
 def tuning() -> tuple[Arm, ...]:
     """Learning rates, on one seed: first the inner one, then the outer pair on top of it."""
     arms = [
@@ -383,7 +397,7 @@ def tuning() -> tuple[Arm, ...]:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    return CORE + VARIANTS + RETIRED + LATE + WHOLE_ROOM
+    return CORE + VARIANTS + RETIRED + LATE + ALWAYS_ROOM + WHOLE_ROOM
 
 
 def dropped(arm: Arm, *, round: int, seed: int) -> frozenset[int]:

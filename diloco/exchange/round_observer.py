@@ -179,6 +179,10 @@ class RoundObserver:
         """Cache a plan that this process has just created."""
         self._plans[plan.round] = plan
 
+    def known_plan(self, round: int) -> Plan | None:
+        """Return the plan of a round if this process has read or created it."""
+        return self._plans.get(round)
+
     def known_plan_before(self, round: int) -> Plan | None:
         """Return the newest plan of an earlier round that this process has read or created."""
         known = [plan for r, plan in list(self._plans.items()) if plan and r < round]

@@ -19,9 +19,9 @@ That is more than what returns, ``late_keep^m``, which trains worse (decision 21
 replica carries none, and D counts A alone.
 
 A group that loses contributions regularly needs this room. In any other, a replica that becomes
-late is *away*: usually it has an outage and stays late, so its room would only make the steps of
-the others shorter. It gets none while few replicas are late (:func:`late_replicas`), and what it
-brings back counts in addition, up to one round of work.
+late is *away*: usually it has an outage, and its room would only make the steps of the others
+shorter. It gets none while few replicas are late (:func:`late_replicas`), and keeps all of its
+progress (:mod:`diloco.training.late_share`), which counts in addition once it returns.
 
 - Fragments: the rule holds for each fragment by itself, whose base and rounds of work are its own.
   The plans count missed rounds of any fragment, of which one in P is of this one.
@@ -48,14 +48,11 @@ MAX_COUNTED = 10**15
 exact in fp64."""
 HUNG_AFTER = 8
 """Rounds in a row that a live replica can miss before the weights leave no more room for it: it
-beats, but does not work."""
+beats, but does not work. One that is away keeps all of its progress for as long."""
 STEADY_ROUNDS = 8
 """Rounds in a row in which no replica became late, after which the next one that does is away."""
 MOST_AWAY = 1 / 4
 """Share of the live replicas that can be late while some of them are away."""
-MOST_KEPT_AWAY = 0.5
-"""Largest ``late_keep`` with which a replica can be away: with more, it would bring back more than
-one round of work in addition."""
 
 
 def units_of(tokens: int, rounds: int, weighting: str) -> float:
@@ -63,10 +60,10 @@ def units_of(tokens: int, rounds: int, weighting: str) -> float:
     return tokens / rounds if weighting == "tokens" else 1.0
 
 
-def kept_when_late(settings: GroupSettings) -> float:
-    """Return the share of its progress that a late replica keeps for a later round: none with
-    spares, whose weights leave no room for it (:func:`late_replicas`)."""
-    return 0.0 if settings.world_size_mode == "fixed_with_spares" else settings.late_keep
+def keeps_late_work(settings: GroupSettings) -> bool:
+    """Return whether late replicas keep some of their progress: not with spares, whose weights
+    leave no room for it."""
+    return settings.late_keep > 0 and settings.world_size_mode != "fixed_with_spares"
 
 
 def late_replicas(
@@ -80,7 +77,7 @@ def late_replicas(
     until more than :data:`MOST_AWAY` of the live replicas are late.
     """
     settings = view.settings
-    if kept_when_late(settings) == 0:
+    if not keeps_late_work(settings):
         return ()
     decided = {record.replica for record in accepted} | {refusal.replica for refusal in refused}
     late = sorted((view.expected | set(view.contributions)) - decided)
@@ -105,7 +102,7 @@ def _away(view: RoundView, late: Sequence[int], *, accepted: int) -> frozenset[i
     """Return the late replicas that are away; none if the plan of the round before is unknown."""
     before = _plan_before(view)
     are_few = len(late) <= MOST_AWAY * (len(late) + accepted)
-    if before is None or not are_few or view.settings.late_keep > MOST_KEPT_AWAY:
+    if before is None or not are_few:
         return frozenset()
     was_away = {late.replica: late.away for late in before.late}
     is_steady = before.steady_rounds >= STEADY_ROUNDS

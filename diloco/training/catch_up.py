@@ -13,7 +13,6 @@ from diloco.exchange.round_observer import READ_AHEAD, RoundObserver
 from diloco.membership.observer import Observer
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
-from diloco.protocol.round_weights import kept_when_late
 from diloco.training.context import ReplicaContext
 from diloco.training.initial_state import (
     TRY_AGAIN_S,
@@ -136,7 +135,8 @@ class CatchUp:
                 continue
             own = missed if missed and missed.round == commit.round else None
             in_quarantine = self._progress.in_quarantine(commit.round)
-            keep = kept_when_late(self._context.settings)
+            plan = self._round_observer.known_plan(commit.round)
+            keep = self._progress.late_share.of(plan)
             self._finish_checkpoint()
             outcome = self._progress.apply(commit, merged, own, keep=keep)
             applied += 1

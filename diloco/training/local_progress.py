@@ -25,6 +25,7 @@ from diloco.model.outer_optimizer import OuterOptimizer
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.training.global_state import GlobalState, is_finite
+from diloco.training.late_share import LateShare
 from diloco.training.replica_state import (
     LEFT_OUT,
     EarlyContribution,
@@ -58,6 +59,7 @@ class LocalProgress:
         self.state = GlobalState(layout, outer)
         self.counter = StepCounter(clock, fragments=settings.num_fragments)
         self.residuals = ErrorFeedback(settings, fragments=settings.num_fragments)
+        self.late_share = LateShare(identity.replica, settings)
         self.joined = False
         self.rounds_here = 0
         self.early: dict[int, EarlyContribution] = {}

@@ -30,7 +30,6 @@ from diloco.model.inner_state import Inner
 from diloco.protocol.control_pace import is_short_round
 from diloco.protocol.reading import Damaged
 from diloco.protocol.records import Commit
-from diloco.protocol.round_weights import kept_when_late
 from diloco.training.catch_up import CatchUp
 from diloco.training.context import ReplicaContext
 from diloco.training.dynamic_steps import DynamicLocalUpdates
@@ -385,7 +384,7 @@ class RoundLoop:
             self._dynamic_steps.update(settled.plan)
         opened.cosine = settled.cosine
         kind = settled.refusal.kind if settled.refusal else ""
-        keep = kept_when_late(self.settings)
+        keep = self.progress.late_share.of(settled.plan)
         outcome = self.progress.apply(settled.commit, settled.merged, opened, keep=keep)
         if kind == "quarantine":
             self.progress.discard()

@@ -11,7 +11,7 @@ import torch
 
 from diloco.errors import FencedOut, ReplicaError, RoundTimeout
 from diloco.protocol import keys
-from diloco.protocol.round_weights import kept_when_late
+from diloco.protocol.round_weights import keeps_late_work
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import StoreDenied
 from tests.diloco.model import oracle
@@ -162,7 +162,7 @@ def _keeps_all_steps(harness: Harness) -> bool:
     settings, chances = harness.settings, harness.scenario.chances
     damages = chances.rot or chances.decay or chances.record or chances.garble
     mixes = settings.overlap_steps > 0 and settings.mixing_alpha < 1
-    return not (damages or mixes or settings.quarantine_rounds or not kept_when_late(settings))
+    return not (damages or mixes or settings.quarantine_rounds or not keeps_late_work(settings))
 
 
 def _is_beyond_repair(harness: Harness) -> bool:

@@ -300,7 +300,6 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.protocol.reduce_cost.LARGE_SHARD_PARTS": large_parts,
         "diloco.protocol.packed_rounds.BLOCK": 2,
         "diloco.protocol.round_weights.MOST_AWAY": oracle.MOST_AWAY,
-        "diloco.protocol.round_weights.MOST_KEPT_AWAY": oracle.MOST_KEPT_AWAY,
         "diloco.protocol.round_weights.STEADY_ROUNDS": oracle.STEADY_ROUNDS,
         "diloco.training.round_packs.BLOCK": 2,
     }

@@ -23,7 +23,7 @@ HEADER = 256
 BLOCK = 256
 """Elements of a block, as the harness sets them."""
 HUNG_AFTER = 8
-STEADY_ROUNDS, MOST_AWAY, MOST_KEPT_AWAY = 1, 1 / 2, 1.0
+STEADY_ROUNDS, MOST_AWAY = 1, 1 / 2
 """When a late replica is away, as the harness sets it."""
 SEAL = b" \t\n"
 """The characters of the checksum after a record."""
@@ -226,7 +226,6 @@ class Log:
         require(was_late.get(entry["replica"], is_steady), where)
         late = len(plan["late"])
         require(late <= MOST_AWAY * (late + len(plan["contributions"])), f"{where}, as many others")
-        require(self.settings["late_keep"] <= MOST_KEPT_AWAY, f"{where}, with much work")
 
     def check_steps(self) -> None:
         """Check that every step is in at most one committed contribution: as a power of the share

@@ -190,13 +190,6 @@ def test_no_replica_is_away_while_more_than_a_quarter_is_late() -> None:
     assert plan.steady_rounds == 0
 
 
-@pytest.mark.parametrize("keep", [0.6, 1.0])
-def test_no_replica_is_away_that_would_return_with_more_than_a_round_of_work(keep: float) -> None:
-    settings = dataclasses.replace(SETTINGS, late_keep=keep)
-    plan = next_plan(after_steady(STEADY_ROUNDS, settings=settings), 0, 1, 2, settings=settings)
-    assert not plan.late[0].away and weights(plan) == [1 / 4] * 3
-
-
 def test_after_a_round_whose_plan_is_unknown_no_group_is_steady() -> None:
     plan = after_steady(STEADY_ROUNDS)
     assert plan is not None

@@ -1,0 +1,112 @@
+"""The share of its progress that a late replica keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from diloco.protocol.records import Identity, LateReplica, Plan, Refusal
+from diloco.protocol.round_weights import HUNG_AFTER, STEADY_ROUNDS
+from diloco.protocol.settings import GroupSettings
+from diloco.training.late_share import LateShare
+from tests.diloco.exchange.planned import planned
+
+SETTINGS = GroupSettings()
+ME = 3
+
+
+def plan(
+    *present: int,
+    late: Sequence[LateReplica] = (),
+    refused: Sequence[int] = (),
+    steady_rounds: int = STEADY_ROUNDS,
+) -> Plan:
+    identities = [Identity(replica=replica, incarnation="00001-00000000") for replica in present]
+    return Plan(
+        round=1,
+        fragment=0,
+        mode="gather",
+        planner=identities[0],
+        contributions=tuple(planned(identity, weight=1 / len(present)) for identity in identities),
+        refused=tuple(Refusal(replica=replica, incarnation="", reason="") for replica in refused),
+        late=tuple(late),
+        steady_rounds=steady_rounds,
+        wall_s=0.0,
+    )
+
+
+def late(missed: int, *, away: bool) -> tuple[LateReplica]:
+    return (LateReplica(replica=ME, units=1.0, missed=missed, away=away),)
+
+
+@pytest.fixture
+def share() -> LateShare:
+    """Of a replica that the last round of four has included."""
+    share = LateShare(ME, SETTINGS)
+    share.of(plan(0, 1, 2, ME))
+    return share
+
+
+def test_a_late_replica_keeps_the_share_of_the_settings(share: LateShare) -> None:
+    assert share.of(plan(0, 1, 2, late=late(1, away=False))) == 0.5
+    assert share.of(plan(0, 1, 2, late=late(2, away=False))) == 0.5
+
+
+def test_a_replica_that_is_away_keeps_all_for_some_rounds(share: LateShare) -> None:
+    kept = [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, HUNG_AFTER + 3)]
+    assert kept == [1.0] * HUNG_AFTER + [0.5] * 2
+
+
+def test_a_replica_is_away_only_by_the_plan_of_the_round(share: LateShare) -> None:
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 1.0
+    assert share.of(plan(0, 1, late=late(2, away=False))) == 0.5, "others are late too"
+    assert share.of(plan(0, 1, late=late(3, away=True))) == 1.0
+    assert share.of(plan(0, 1, 2, refused=[ME])) == 0.5
+    assert share.of(plan(0, 1, 2, ME)) == 0.5, "its contribution cannot be read here"
+
+
+@pytest.mark.parametrize("listed", [0, 1, 3])
+def test_a_replica_that_is_cut_off_is_away_while_the_others_continue(
+    share: LateShare, listed: int
+) -> None:
+    """It counts as dead after some rounds, in which it was late, or at once."""
+    missed = range(1, HUNG_AFTER + 3)
+    kept = [share.of(plan(0, 1, 2, late=late(m, away=True) if m <= listed else ())) for m in missed]
+    assert kept == [1.0] * HUNG_AFTER + [0.5] * 2
+
+
+def test_a_replica_that_was_cut_off_with_others_keeps_the_share(share: LateShare) -> None:
+    assert share.of(plan(0, 1)) == 0.5
+    assert share.of(plan(0, 1, 2)) == 0.5
+
+
+def test_a_replica_that_was_cut_off_from_an_unsteady_group_keeps_the_share(
+    share: LateShare,
+) -> None:
+    kept = [share.of(plan(0, 1, 2, steady_rounds=STEADY_ROUNDS - 1 + n)) for n in range(3)]
+    assert kept == [0.5] * 3
+    assert share.of(plan(0, 1, 2, ME)) == 0.5
+    assert share.of(plan(0, 1, 2)) == 1.0, "the group is steady now"
+
+
+def test_without_a_plan_or_before_the_first_contribution_no_replica_is_away(
+    share: LateShare,
+) -> None:
+    assert share.of(None) == 0.5
+    assert share.of(plan(0, 1, 2)) == 0.5
+    assert LateShare(ME, SETTINGS).of(plan(0, 1, 2)) == 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"late_keep": 0.0},
+        {"world_size_mode": "fixed_with_spares", "num_replicas": 2, "min_quorum": 2},
+    ],
+)
+def test_a_replica_keeps_nothing_if_late_work_is_dropped(changes: dict[str, float]) -> None:
+    share = LateShare(ME, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]
+    share.of(plan(0, 1, 2, ME))
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 0.0
