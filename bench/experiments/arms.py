@@ -286,6 +286,15 @@ LATE: tuple[Arm, ...] = (
         )
         for keep in (0.5, 1.0, 0.0)
     ),
+    *(
+        Arm(
+            name=f"late_outage_{rounds}_keep_0.5",
+            title=f"outage of one replica, {rounds} of 40 rounds, keep 0.5",
+            outage=(OUTAGE[0], first, first + rounds - 1),
+            settings=_keeps(0.5),
+        )
+        for first, rounds in ((13, 3), (11, 20))
+    ),
     Arm(
         name="late_cut_off_keep_0.5",
         title="outage of one replica that is counted as dead, 8 of 40 rounds, keep 0.5",
@@ -346,7 +355,7 @@ WHOLE_ROOM: tuple[Arm, ...] = tuple(
         retired=True,
     )
     for arm in LATE
-    if 0 < arm.late_keep < 1 and not arm.cut_off
+    if 0 < arm.late_keep < 1 and not arm.cut_off and arm.outage in (None, OUTAGE)
 )
 """Late work when each of eight missed rounds left the room of a whole replica; now the room shrinks
 with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""
