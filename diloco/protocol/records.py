@@ -223,7 +223,7 @@ class LateReplica:
 
     replica: int
     units: float
-    missed: int
+    missed: int = field(metadata=_COUNT)
     away: bool = False
 
 
@@ -235,7 +235,7 @@ class Plan(Record):
     reduce shard 0, 1, ...; empty for gather, where every replica reduces everything. ``late`` are
     the live replicas without a contribution: the weights leave room for them and sum to less than
     one (:func:`diloco.protocol.round_weights.late_replicas`). ``steady_rounds`` counts the rounds
-    in a row, with this one, in which no replica became late.
+    in a row, with this one, in which no replica became late or brought late work.
     """
 
     LIMIT: ClassVar[int] = 64 * MEBIBYTE

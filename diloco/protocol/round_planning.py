@@ -17,6 +17,7 @@ from diloco.protocol.round_view import GATHER, SHARDED, SYNCER, RoundView
 from diloco.protocol.round_weights import (
     MAX_COUNTED,
     late_replicas,
+    plan_before,
     steady_rounds,
     weights_of,
 )
@@ -113,21 +114,19 @@ def payload_size(view: RoundView) -> int:
 
 def _outliers(view: RoundView, accepted: Sequence[ContributionRecord]) -> list[Refusal]:
     """Return the refusals of norms far above the others, by the robust z-score ``0.6745 (x -
-    median) / MAD``, of norms per round of work: late work makes a contribution larger."""
+    median) / MAD``."""
     limit = view.settings.outlier_z
     if limit <= 0 or len(accepted) < FEWEST_FOR_OUTLIERS:
         return []
-    norms = {record.replica: record.norm / record.rounds for record in accepted}
-    median = statistics.median(norms.values())
-    spread = statistics.median(abs(norm - median) for norm in norms.values())
+    median = statistics.median(record.norm for record in accepted)
+    spread = statistics.median(abs(record.norm - median) for record in accepted)
     spread = max(spread, LEAST_SPREAD * median)
-    scores = {r: 0.6745 * (norm - median) / spread for r, norm in norms.items() if spread > 0}
+    scores = {r.replica: 0.6745 * (r.norm - median) / spread for r in accepted if spread > 0}
     return [
         _refusal(
             record,
-            f"expected a norm per round of work of at most {limit:g} robust deviations above the "
-            f"median {median:.4g}, found {norms[record.replica]:.4g} "
-            f"({scores[record.replica]:.1f})",
+            f"expected a norm of at most {limit:g} robust deviations above the median "
+            f"{median:.4g}, found {record.norm:.4g} ({scores[record.replica]:.1f})",
         )
         for record in accepted
         if scores.get(record.replica, 0.0) > limit
@@ -193,7 +192,7 @@ def make_plan(
     """Return the plan of a round that closes with the ``accepted`` contributions."""
     settings = view.settings
     late = late_replicas(view, accepted, refused)
-    weights = weights_of(accepted, late, settings)
+    weights = weights_of(accepted, late, settings, before=plan_before(view))
     mode = reduce_mode(view, len(accepted))
     owners: tuple[int, ...] = ()
     if mode == SHARDED:
@@ -230,7 +229,7 @@ def make_plan(
             for record, weight in zip(accepted, weights, strict=True)
         ),
         owners=owners,
-        steady_rounds=steady_rounds(view, late),
+        steady_rounds=steady_rounds(view, accepted, late),
         refused=tuple(refused),
         late=late,
         wall_s=wall_s,

@@ -21,7 +21,8 @@ replica carries none, and D counts A alone.
 A group that loses contributions regularly needs this room. In any other, a replica that becomes
 late is *away*: usually it has an outage, and its room would only make the steps of the others
 shorter. It gets none while few replicas are late (:func:`late_replicas`), and keeps all of its
-progress (:mod:`diloco.training.late_share`), which counts in addition once it returns.
+progress (:mod:`diloco.training.late_share`), which counts in addition once it returns. D is so
+large then that a round holds at most :data:`MOST_WORK` rounds of work.
 
 - Fragments: the rule holds for each fragment by itself, whose base and rounds of work are its own.
   The plans count missed rounds of any fragment, of which one in P is of this one.
@@ -53,6 +54,9 @@ STEADY_ROUNDS = 8
 """Rounds in a row in which no replica became late, after which the next one that does is away."""
 MOST_AWAY = 1 / 4
 """Share of the live replicas that can be late while some of them are away."""
+MOST_WORK = 3.0
+"""Most rounds of work that the contributions of a round hold, weighted, if some return that were
+away: a quarter of a group with nine rounds each, and the others with one."""
 
 
 def units_of(tokens: int, rounds: int, weighting: str) -> float:
@@ -64,6 +68,12 @@ def keeps_late_work(settings: GroupSettings) -> bool:
     """Return whether late replicas keep some of their progress: not with spares, whose weights
     leave no room for it."""
     return settings.late_keep > 0 and settings.world_size_mode != "fixed_with_spares"
+
+
+def can_be_away(settings: GroupSettings) -> bool:
+    """Return whether late replicas can be away. With fragments the missed rounds are those of any
+    fragment, and an outlier limit would refuse what a replica brings back."""
+    return keeps_late_work(settings) and settings.num_fragments == 1 and settings.outlier_z == 0
 
 
 def late_replicas(
@@ -100,25 +110,29 @@ def late_replicas(
 
 def _away(view: RoundView, late: Sequence[int], *, accepted: int) -> frozenset[int]:
     """Return the late replicas that are away; none if the plan of the round before is unknown."""
-    before = _plan_before(view)
+    before = plan_before(view)
     are_few = len(late) <= MOST_AWAY * (len(late) + accepted)
-    if before is None or not are_few:
+    if before is None or not are_few or not can_be_away(view.settings):
         return frozenset()
     was_away = {late.replica: late.away for late in before.late}
     is_steady = before.steady_rounds >= STEADY_ROUNDS
     return frozenset(replica for replica in late if was_away.get(replica, is_steady))
 
 
-def _plan_before(view: RoundView) -> Plan | None:
+def plan_before(view: RoundView) -> Plan | None:
+    """Return the plan of the round before, if it is known."""
     previous = view.previous
     return previous if previous and previous.round == view.round - 1 else None
 
 
-def steady_rounds(view: RoundView, late: Sequence[LateReplica]) -> int:
-    """Return the number of rounds in a row, with this one, in which no replica became late."""
-    if any(replica.missed == 1 for replica in late):
+def steady_rounds(
+    view: RoundView, accepted: Sequence[ContributionRecord], late: Sequence[LateReplica]
+) -> int:
+    """Return the number of rounds in a row, with this one, in which no replica became late or
+    brought late work."""
+    if any(replica.missed == 1 for replica in late) or any(r.rounds > 1 for r in accepted):
         return 0
-    before = _plan_before(view)
+    before = plan_before(view)
     return min(before.steady_rounds, MAX_COUNTED) + 1 if before else 1
 
 
@@ -145,9 +159,28 @@ def room_of(late: LateReplica, settings: GroupSettings) -> float:
 
 
 def weights_of(
-    accepted: Sequence[ContributionRecord], late: Sequence[LateReplica], settings: GroupSettings
+    accepted: Sequence[ContributionRecord],
+    late: Sequence[LateReplica],
+    settings: GroupSettings,
+    *,
+    before: Plan | None,
 ) -> list[float]:
-    """Return the weight of each accepted contribution."""
+    """Return the weight of each accepted contribution; ``before`` is the plan of the round before,
+    if it is known."""
     units = [units_of(record.tokens, record.rounds, settings.weighting) for record in accepted]
     total = sum(units) + sum(room_of(replica, settings) for replica in late)
+    if can_be_away(settings):
+        work = [_work_of(record, before) for record in accepted]
+        total = max(total, sum(u * w for u, w in zip(units, work, strict=True)) / MOST_WORK)
     return [unit / total for unit in units]
+
+
+def _work_of(record: ContributionRecord, before: Plan | None) -> int:
+    """Return how many rounds of work a contribution holds in full: all that its replica missed
+    while it was away, or while it was in no plan; the shares of others are not counted."""
+    if before:
+        is_away = {late.replica: late.away for late in before.late}
+        is_away |= {c.replica: False for c in before.contributions}
+        if not is_away.get(record.replica, True):
+            return 1
+    return min(record.rounds, HUNG_AFTER + 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from diloco.protocol import round_weights
 from diloco.protocol.records import Plan
-from diloco.protocol.round_weights import HUNG_AFTER, MOST_AWAY, STEADY_ROUNDS, keeps_late_work
+from diloco.protocol.round_weights import HUNG_AFTER, can_be_away, keeps_late_work
 from diloco.protocol.settings import GroupSettings
 
 
@@ -21,31 +22,34 @@ class LateShare:
         self._settings = settings
         self._is_away = False
         self._missed = 0
-        self._size = 0
-        """Replicas in the last plan that names this one."""
+        """Rounds missed in a row."""
+        self._members: frozenset[int] = frozenset()
+        """The live replicas by the last plan that names this one."""
 
     def of(self, plan: Plan | None) -> float:
         """Return the share that is kept if the round of ``plan`` does not include this replica;
-        None: the round is void, or its plan unknown. Called once for each round, in their order.
-        """
+        None: the plan is unknown. Called once for each round that is not void, in their order."""
         self._follow(plan)
         if not keeps_late_work(self._settings):
             return 0.0
-        return 1.0 if self._is_away and self._missed <= HUNG_AFTER else self._settings.late_keep
+        is_away = self._is_away and can_be_away(self._settings) and self._missed <= HUNG_AFTER
+        return 1.0 if is_away else self._settings.late_keep
 
     def _follow(self, plan: Plan | None) -> None:
+        self._missed += 1
         if plan is None:
-            self._is_away, self._missed, self._size = False, self._missed + 1, 0
+            self._is_away = False
             return
-        late = next((late for late in plan.late if late.replica == self._replica), None)
-        decided = {c.replica for c in plan.contributions} | {r.replica for r in plan.refused}
-        if late:
-            self._is_away, self._missed = late.away, late.missed
-        elif self._replica in decided:
+        contributors = frozenset(c.replica for c in plan.contributions)
+        late = {late.replica: late.away for late in plan.late}
+        if self._replica in contributors | {refusal.replica for refusal in plan.refused}:
             self._is_away, self._missed = False, 0
+        elif self._replica in late:
+            self._is_away = late[self._replica]
         else:
-            self._missed += 1
-            was_away = plan.steady_rounds >= STEADY_ROUNDS if self._missed == 1 else self._is_away
-            self._is_away = was_away and len(plan.contributions) >= (1 - MOST_AWAY) * self._size > 0
+            if self._missed == 1:
+                self._is_away = plan.steady_rounds >= round_weights.STEADY_ROUNDS
+            least = (1 - round_weights.MOST_AWAY) * len(self._members)
+            self._is_away &= len(contributors & self._members) >= least > 0
             return
-        self._size = len(plan.contributions) + len(plan.late)
+        self._members = contributors | late.keys()

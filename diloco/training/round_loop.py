@@ -384,7 +384,7 @@ class RoundLoop:
             self._dynamic_steps.update(settled.plan)
         opened.cosine = settled.cosine
         kind = settled.refusal.kind if settled.refusal else ""
-        keep = self.progress.late_share.of(settled.plan)
+        keep = 0.0 if settled.commit.void else self.progress.late_share.of(settled.plan)
         outcome = self.progress.apply(settled.commit, settled.merged, opened, keep=keep)
         if kind == "quarantine":
             self.progress.discard()

@@ -198,14 +198,6 @@ def test_an_outlier_is_refused_only_with_enough_contributions() -> None:
     assert (len(accepted), refused) == (4, [])  # off by default
 
 
-def test_several_rounds_of_work_are_no_outlier() -> None:
-    settings = dataclasses.replace(SETTINGS, outlier_z=4.0)
-    records = [contribution(n, norm=1.0 + n / 100) for n in range(3)]
-    late = contribution(3, norm=9.0, rounds=9)
-    accepted, refused = screen(view(0, *records, late, expected="0123", settings=settings))
-    assert (len(accepted), refused) == (4, [])
-
-
 def test_a_fresh_replica_is_quarantined_unless_all_are_fresh() -> None:
     settings = dataclasses.replace(SETTINGS, quarantine_rounds=2, min_quorum=1)
     fresh = contribution(2, rounds_here=1)

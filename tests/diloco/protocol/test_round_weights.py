@@ -143,11 +143,14 @@ def test_a_replica_that_misses_eight_rounds_in_a_row_has_hung(keep: float) -> No
 ALL = tuple(map(contribution, range(4)))
 
 
-def next_plan(previous: Plan | None, *present: int, **changes: Any) -> Plan:
+ALONE = dataclasses.replace(SETTINGS, min_quorum=1)
+
+
+def next_plan(previous: Plan | None, *present: int, expected: str = "0123", **changes: Any) -> Plan:
     """Return the plan of the round after ``previous`` with these of four replicas, all live."""
     previous = previous and dataclasses.replace(previous, round=4)
     return plan_without_the_late(
-        *(ALL[replica] for replica in present), expected="0123", previous=previous, **changes
+        *(ALL[replica] for replica in present), expected=expected, previous=previous, **changes
     )
 
 
@@ -168,6 +171,69 @@ def test_a_replica_that_becomes_late_in_a_steady_group_is_away_until_it_contribu
     plan = next_plan(plan, 0, 1, 2, 3)
     assert weights(plan) == [1 / 4] * 4 and plan.steady_rounds == 3
     assert not next_plan(plan, 0, 1, 2).late[0].away, "the group has been steady for three rounds"
+
+
+def test_a_group_in_which_late_work_returns_is_not_steady() -> None:
+    plan = after_steady(STEADY_ROUNDS)
+    assert plan is not None
+    back = contribution(3, rounds=4)
+    returned = plan_without_the_late(
+        *ALL[:3], back, expected="0123", previous=dataclasses.replace(plan, round=4)
+    )
+    assert (plan.steady_rounds, returned.steady_rounds) == (STEADY_ROUNDS, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "away"), [({"num_fragments": 2}, False), ({"outlier_z": 4.0}, False), ({}, True)]
+)
+def test_with_fragments_or_an_outlier_limit_no_replica_is_away(
+    changes: dict[str, Any], away: bool
+) -> None:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    plan = next_plan(after_steady(STEADY_ROUNDS, settings=settings), 0, 1, 2, settings=settings)
+    assert plan.late[0].away is away
+
+
+def work(plan: Plan) -> float:
+    """Return the rounds of work in a round, with their weights."""
+    return sum(c.weight * c.rounds for c in plan.contributions)
+
+
+def returning(*present: int, previous: Plan | None, rounds: int = 9, **changes: Any) -> Plan:
+    records = [contribution(r, rounds=rounds if r == 3 else 1) for r in present]
+    return plan_without_the_late(
+        *records, previous=previous and dataclasses.replace(previous, round=4), **changes
+    )
+
+
+def test_a_round_holds_at_most_three_rounds_of_work_of_replicas_that_return() -> None:
+    away = next_plan(after_steady(STEADY_ROUNDS), 0, 1, 2)
+    assert weights(returning(0, 1, 2, 3, previous=away)) == [1 / 4] * 4, "the limit"
+    for present in ((2, 3), (3,)):
+        plan = returning(*present, previous=away, expected="3", settings=ALONE)
+        assert work(plan) == pytest.approx(3)
+    cut_off = next_plan(None, 0, 1, 2, expected="012")
+    assert work(returning(2, 3, previous=cut_off, expected="23", settings=ALONE)) == pytest.approx(
+        3
+    )
+    unknown = returning(2, 3, previous=None, expected="23", settings=ALONE)
+    assert work(unknown) == pytest.approx(3)
+    tokens = dataclasses.replace(ALONE, weighting="tokens")
+    large = contribution(3, rounds=9, tokens=90_000)
+    plan = plan_without_the_late(
+        *ALL[:3],
+        large,
+        expected="0123",
+        settings=tokens,
+        previous=dataclasses.replace(away, round=4),
+    )
+    assert work(plan) == pytest.approx(3)
+
+
+def test_rounds_that_were_kept_in_part_are_not_limited() -> None:
+    late = next_plan(None, 0, 1, 2)
+    assert not late.late[0].away
+    assert weights(returning(2, 3, previous=late, expected="23", settings=ALONE)) == [1 / 2] * 2
 
 
 @pytest.mark.parametrize("rounds", [0, 1, STEADY_ROUNDS - 1])

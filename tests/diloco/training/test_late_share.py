@@ -64,6 +64,7 @@ def test_a_replica_is_away_only_by_the_plan_of_the_round(share: LateShare) -> No
     assert share.of(plan(0, 1, late=late(2, away=False))) == 0.5, "others are late too"
     assert share.of(plan(0, 1, late=late(3, away=True))) == 1.0
     assert share.of(plan(0, 1, 2, refused=[ME])) == 0.5
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 1.0
     assert share.of(plan(0, 1, 2, ME)) == 0.5, "its contribution cannot be read here"
 
 
@@ -79,6 +80,24 @@ def test_a_replica_that_is_cut_off_is_away_while_the_others_continue(
 
 def test_a_replica_that_was_cut_off_with_others_keeps_the_share(share: LateShare) -> None:
     assert share.of(plan(0, 1)) == 0.5
+    assert share.of(plan(0, 1, 2)) == 0.5
+
+
+def test_replicas_that_join_do_not_replace_those_that_were_cut_off(share: LateShare) -> None:
+    assert share.of(plan(0, 1, 4, 5, 6, 7)) == 0.5
+
+
+def test_the_rounds_of_one_absence_are_counted_together(share: LateShare) -> None:
+    """A plan counts those since it listed the replica."""
+    kept = [share.of(plan(0, 1, 2)) for _ in range(HUNG_AFTER)]
+    kept += [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, 4)]
+    assert kept == [1.0] * HUNG_AFTER + [0.5] * 3
+
+
+@pytest.mark.parametrize("changes", [{"num_fragments": 2}, {"outlier_z": 4.0}])
+def test_with_fragments_or_an_outlier_limit_the_share_is_kept(changes: dict[str, float]) -> None:
+    share = LateShare(ME, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]
+    share.of(plan(0, 1, 2, ME))
     assert share.of(plan(0, 1, 2)) == 0.5
 
 
