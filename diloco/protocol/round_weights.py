@@ -170,17 +170,18 @@ def weights_of(
     units = [units_of(record.tokens, record.rounds, settings.weighting) for record in accepted]
     total = sum(units) + sum(room_of(replica, settings) for replica in late)
     if can_be_away(settings):
-        work = [_work_of(record, before) for record in accepted]
+        work = [_work_of(record, before, settings.late_keep) for record in accepted]
         total = max(total, sum(u * w for u, w in zip(units, work, strict=True)) / MOST_WORK)
     return [unit / total for unit in units]
 
 
-def _work_of(record: ContributionRecord, before: Plan | None) -> int:
-    """Return how many rounds of work a contribution holds in full: all that its replica missed
-    while it was away, or while it was in no plan; the shares of others are not counted."""
+def _work_of(record: ContributionRecord, before: Plan | None, late_keep: float) -> float:
+    """Return how many rounds of work a contribution can hold in full: what its replica missed while
+    it was away, or while it was in no plan; the shares of others are not counted."""
     if before:
         is_away = {late.replica: late.away for late in before.late}
         is_away |= {c.replica: False for c in before.contributions}
         if not is_away.get(record.replica, True):
             return 1
-    return min(record.rounds, HUNG_AFTER + 1)
+    most = max(HUNG_AFTER + 1, 1 / (1 - late_keep)) if late_keep < 1 else math.inf
+    return min(record.rounds, most)

@@ -66,13 +66,14 @@ def check(
     return log
 
 
-def works_of(plan: dict[str, Any], before: dict[str, Any] | None) -> list[int]:
-    """The rounds of work in each contribution of a plan: nine at most, of a replica that was away
-    by the plan before or is not in it; else one."""
+def works_of(plan: dict[str, Any], before: dict[str, Any] | None, keep: float) -> list[float]:
+    """The rounds of work in each contribution of a plan: nine at most with a share of 0.5, of a
+    replica that was away by the plan before or is not in it; else one."""
+    most = max(HUNG_AFTER + 1, 1 / (1 - keep)) if keep < 1 else float("inf")
     known = {late["replica"]: late["away"] for late in before["late"]} if before else {}
     known |= {c["replica"]: False for c in before["contributions"]} if before else {}
     return [
-        min(c["rounds"], HUNG_AFTER + 1) if known.get(c["replica"], True) else 1
+        min(c["rounds"], most) if known.get(c["replica"], True) else 1
         for c in plan["contributions"]
     ]
 
@@ -222,11 +223,12 @@ class Log:
                 earlier = len(range(self.fragments, entry["missed"], self.fragments))
                 room += entry["units"] * self.settings["late_keep"] ** earlier
         units = [c["tokens"] / c["rounds"] if by_tokens else 1.0 for c in plan["contributions"]]
-        least = [0.0]
+        least, keep = [0.0], self.settings["late_keep"]
         if self.fragments == 1:
             earlier = self.written.get(f"rounds/{round - 1:08d}/plan.json")
             least = [
-                sum(u * w for u, w in zip(units, works_of(plan, before), strict=True)) / MOST_WORK
+                sum(u * w for u, w in zip(units, works_of(plan, before, keep), strict=True))
+                / MOST_WORK
                 for before in ((json.loads(earlier), None) if earlier else (None,))
             ]
         sums = [max(sum(units) + room, at_least) for at_least in least]

@@ -230,6 +230,13 @@ def test_a_round_holds_at_most_three_rounds_of_work_of_replicas_that_return() ->
     assert work(plan) == pytest.approx(3)
 
 
+def test_with_all_progress_kept_a_round_holds_three_rounds_of_work_of_any_number() -> None:
+    settings = dataclasses.replace(SETTINGS, late_keep=1.0)
+    away = next_plan(after_steady(STEADY_ROUNDS, settings=settings), 0, 1, 2, settings=settings)
+    plan = returning(0, 1, 2, 3, previous=away, rounds=90, expected="0123", settings=settings)
+    assert work(plan) == pytest.approx(3)
+
+
 def test_rounds_that_were_kept_in_part_are_not_limited() -> None:
     late = next_plan(None, 0, 1, 2)
     assert not late.late[0].away
