@@ -336,20 +336,20 @@ class _Members:
         )
 
     def _check_late(self, plan: Plan) -> None:
-        """Raise unless the plan leaves room for all live replicas whose contribution was lost."""
-        expected: frozenset[int] = frozenset()
-        if self._arm.late_keep > 0 and not self._is_dead(plan.round):
+        """Raise unless the plan names all live replicas whose contribution was lost. One that is
+        cut off can be named until its lease has expired; it gets no room in any case."""
+        lost: frozenset[int] = frozenset()
+        if self._arm.late_keep > 0:
             taken = expected_contributors(self._arm, self._seed, plan.round)
-            expected = frozenset(range(self._arm.members[plan.round - 1])) - taken
+            lost = frozenset(range(self._arm.members[plan.round - 1])) - taken
         found = frozenset(late.replica for late in plan.late)
-        if found != expected:
+        if found != lost and not (self._can_be_dead(plan.round) and found < lost):
             raise RuntimeError(
-                f"round {plan.round}: expected late replicas {sorted(expected)}, "
-                f"found {sorted(found)}"
+                f"round {plan.round}: expected late replicas {sorted(lost)}, found {sorted(found)}"
             )
 
-    def _is_dead(self, round: int) -> bool:
-        """Return whether the lease of a member that is cut off has expired."""
+    def _can_be_dead(self, round: int) -> bool:
+        """Return whether the lease of a member that is cut off can have expired."""
         outage = self._arm.outage
         return self._arm.cut_off and outage is not None and outage[1] < round <= outage[2]
 
