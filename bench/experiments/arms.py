@@ -347,29 +347,23 @@ LATE: tuple[Arm, ...] = (
     ),
 )
 
+
+def _earlier_rule(arm: Arm, rule: str) -> Arm:
+    """The retired arm with the results of ``arm`` by an earlier rule for late work."""
+    name = arm.name.replace("late_", f"{rule.replace(' ', '_')}_", 1)
+    return dataclasses.replace(arm, name=name, title=f"{arm.title}, {rule}", retired=True)
+
+
 WHOLE_ROOM: tuple[Arm, ...] = tuple(
-    dataclasses.replace(
-        arm,
-        name=arm.name.replace("late_", "whole_room_", 1),
-        title=f"{arm.title}, whole room",
-        retired=True,
-    )
+    _earlier_rule(arm, "whole room")
     for arm in LATE
     if 0 < arm.late_keep < 1 and not arm.cut_off and arm.outage in (None, OUTAGE)
 )
 """Late work when each of eight missed rounds left the room of a whole replica; now the room shrinks
 with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""
 
-
 ALWAYS_ROOM: tuple[Arm, ...] = tuple(
-    dataclasses.replace(
-        arm,
-        name=arm.name.replace("late_", "always_room_", 1),
-        title=f"{arm.title}, always room",
-        retired=True,
-    )
-    for arm in LATE
-    if arm.outage and arm.late_keep == 0.5
+    _earlier_rule(arm, "always room") for arm in LATE if arm.outage and arm.late_keep == 0.5
 )
 """Outages when the weights left room for every late replica; now a replica that becomes late in a
 steady group gets none."""

@@ -269,8 +269,8 @@ class GroupSettings:
         "Share of its progress that a replica keeps on top of the new weights when a round was "
         "committed without it. The weights of the round leave room for it, which shrinks by this "
         "share in each further round that it misses. If no other replica was late for eight "
-        "rounds, it keeps all, and gets no room. 0: it drops its progress, and the contributors "
-        "divide the weights.",
+        "rounds, it keeps all, and gets no room (not with fragments or an outlier limit). 0: it "
+        "drops its progress, and the contributors divide the weights.",
         "outer",
         minimum=0.0,
         maximum=1.0,
