@@ -130,8 +130,8 @@ class _Read:
 
 
 class _ReadAhead:
-    """The reads of one :func:`read_parts`. A read that ends begins the next one, so that the line
-    stays full while the consumer works."""
+    """The reads of one :func:`read_parts`. A read that ends begins the next one, of this reader or
+    of another one on the same line, so that the line stays full while the consumer works."""
 
     def __init__(
         self, store: Store, requests: Iterable[Range], line: Line, polls: _Polls | None = None
@@ -193,9 +193,15 @@ class _ReadAhead:
             self._line.release(size_bytes)
         polled.clear()
         self._ahead.clear()
+        self._line.forget(self._begin)
+        self._line.offer_room()
 
     def fill(self) -> None:
-        """Begin as many reads as the line allows."""
+        """Begin as many reads as the line allows, and leave the rest to other readers."""
+        self._begin()
+        self._line.offer_room()
+
+    def _begin(self) -> None:
         with self._lock:
             while self._next is not None and not self._closed:
                 if self._polls and (polled := self._polls.read.pop(self._next, None)):
@@ -204,7 +210,7 @@ class _ReadAhead:
                     continue
                 if not self._can_begin(self._next[0]):
                     return
-                flight = self._line.begin(self._next[2], alone=not self._ahead)
+                flight = self._line.begin(self._next[2], alone=not self._ahead, retry=self._begin)
                 if flight is None:
                     return
                 read = _Read(self._next, flight)
@@ -298,6 +304,7 @@ class _ReadAhead:
             return self._read(request, flight)
         finally:
             self._line.release(request[2])
+            self._line.offer_room()
 
     def _read(self, request: Range, flight: Flight) -> bytes:
         complete = False

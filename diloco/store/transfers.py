@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from diloco.clock import Clock, SystemClock
@@ -80,6 +80,7 @@ class Line:
         self._lock = threading.Lock()
         self._held = self._held_bytes = 0
         self._in_flight = 0
+        self._refused: dict[Callable[[], None], None] = {}
         self._objects_begun = 0
         self._granted = 0
         self._area = 0.0
@@ -103,16 +104,20 @@ class Line:
 
     # -- part by part ----------------------------------------------------------------------------
 
-    def begin(self, size_bytes: int, *, alone: bool) -> Flight | None:
+    def begin(
+        self, size_bytes: int, *, alone: bool, retry: Callable[[], None] | None = None
+    ) -> Flight | None:
         """Begin the transfer of a part, or return None if the line or the budget is full.
 
         A reader that has no part at all (``alone``) always gets one, so that every reader makes
-        progress. :meth:`end` and :meth:`release` must follow.
+        progress. :meth:`end` and :meth:`release` must follow. After a refusal, ``retry`` is called
+        once when another reader leaves room (:meth:`offer_room`).
         """
         with self._lock:
-            limit = self._state.limit
-            is_full = self._in_flight >= limit or self._held >= READ_AHEAD * limit
-            if not alone and (is_full or self._held_bytes + size_bytes > self._budget_bytes):
+            is_full = self._is_full() or self._held_bytes + size_bytes > self._budget_bytes
+            if is_full and not alone:
+                if retry is not None:
+                    self._refused[retry] = None
                 return None
             now_s = self._advance()
             self._in_flight += 1
@@ -142,6 +147,25 @@ class Line:
         with self._lock:
             self._held -= 1
             self._held_bytes -= size_bytes
+
+    def offer_room(self) -> None:
+        """Call the readers that were refused, if the line has room. The caller holds no lock that
+        they need."""
+        with self._lock:
+            if self._is_full():
+                return
+            refused, self._refused = self._refused, {}
+        for retry in refused:
+            retry()
+
+    def forget(self, retry: Callable[[], None]) -> None:
+        """Do not call a reader that has ended."""
+        with self._lock:
+            self._refused.pop(retry, None)
+
+    def _is_full(self) -> bool:
+        limit = self._state.limit
+        return self._in_flight >= limit or self._held >= READ_AHEAD * limit
 
     def _advance(self) -> float:
         now_s = self._clock.monotonic()

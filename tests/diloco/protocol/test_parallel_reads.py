@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diloco.clock import SystemClock
-from diloco.protocol.parallel_reads import Range, read_each, read_parts
+from diloco.protocol.parallel_reads import ExpectedReads, Range, read_each, read_parts
 from diloco.protocol.records import BadRecord, Command
 from diloco.store.base import LocalStore, MissingKey, StoreUnavailable
 from diloco.store.transfers import Line
@@ -112,6 +112,27 @@ def test_a_line_is_empty_after_every_end(store: Watched) -> None:
     with pytest.raises(MissingKey):
         list(read_parts(store, [*ranges(3), ("gone", 0, 1), *ranges(9)], line=line))
     assert (line._in_flight, line._held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_reader_that_ends_leaves_the_line_to_another_one(store: Watched, is_read: bool) -> None:
+    line, clock = line_of(4), SystemClock()
+    store.held = {10 * index: threading.Event() for index in range(10)}
+    first = ExpectedReads(store, ranges(4), clock=clock, polls=None, line=line)
+    second = ExpectedReads(store, ranges(8)[4:], clock=clock, polls=None, line=line)
+    assert store.reached(5).wait(300), "four of the first reader and one of the second"
+    for index in range(4):
+        store.held[10 * index].set()
+    if not is_read:
+        first.close()
+    assert store.reached(8).wait(300), "the second reader has taken no part yet"
+    for event in store.held.values():
+        event.set()
+    parts = second.parts_of(ranges(8)[4:])
+    assert parts is not None
+    assert b"".join(parts) == bytes(range(40, 80))
+    first.close()
+    assert (line._in_flight, line._held_bytes, line._refused) == (0, 0, {})
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
