@@ -18,9 +18,9 @@ from typing import TypeAlias, TypeVar
 
 from diloco.clock import Clock
 from diloco.protocol.records import BadRecord, Record
-from diloco.store.base import MissingKey, Store, StoreError, StoreUnavailable
+from diloco.store.base import MissingKey, Store, StoreUnavailable
 from diloco.store.daemon import DaemonPool
-from diloco.store.transfers import DOWNLOAD_LINE, Flight, Line
+from diloco.store.transfers import DOWNLOAD_LINE, EXPECTED_SHARE, Flight, Line
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
@@ -138,8 +138,9 @@ class _ReadAhead:
     ) -> None:
         self._store = store
         self._polls = polls
-        self._requests = iter(requests)
+        self._requests = iter(list(requests))  # no code of the caller runs in other threads
         self._line = line
+        self._share = 1.0
         self._pool = DaemonPool(line.most, "read_parts")
         self._lock = threading.Lock()
         self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
@@ -170,8 +171,10 @@ class _ReadAhead:
         return reading.result()
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Begin to poll the objects, or to read them."""
+        """Begin to poll the objects, or to read them. Until :meth:`require` they have only a share
+        of the memory."""
         with self._lock:
+            self._share = EXPECTED_SHARE
             for key in keys:
                 self._can_begin(key)
         self.fill()
@@ -179,6 +182,7 @@ class _ReadAhead:
     def require(self) -> None:
         """Read all ranges; a missing object is an error from now on."""
         with self._lock:
+            self._share = 1.0
             if self._polls is not None:
                 self._polls.is_over = True
         self.fill()
@@ -201,7 +205,8 @@ class _ReadAhead:
         self._begin()
         self._line.offer_room()
 
-    def _begin(self) -> None:
+    def _begin(self) -> bool:
+        """Begin reads; return whether one was dropped, so that the line has its room again."""
         with self._lock:
             while self._next is not None and not self._closed:
                 if self._polls and (polled := self._polls.read.pop(self._next, None)):
@@ -209,20 +214,23 @@ class _ReadAhead:
                     self._next = next(self._requests, None)
                     continue
                 if not self._can_begin(self._next[0]):
-                    return
-                flight = self._line.begin(self._next[2], alone=not self._ahead, retry=self._begin)
+                    return False
+                flight = self._line.begin(
+                    self._next[2], alone=not self._ahead, share=self._share, retry=self._begin
+                )
                 if flight is None:
-                    return
+                    return False
                 read = _Read(self._next, flight)
                 try:
                     reading = self._pool.submit(self._read_in_thread, read)
-                except RuntimeError as error:  # the system starts no further thread
+                except (RuntimeError, MemoryError) as error:  # the system starts no further thread
                     self._drop(read, error)
-                    return
+                    return True
                 self._ahead.append((self._next, reading))
                 self._next = next(self._requests, None)
+            return False
 
-    def _drop(self, read: _Read, error: RuntimeError) -> None:
+    def _drop(self, read: _Read, error: RuntimeError | MemoryError) -> None:
         read.is_dropped = True
         self._line.end(read.flight, complete=False)
         self._line.release(read.flight.size_bytes)
@@ -278,7 +286,7 @@ class _ReadAhead:
         object is there."""
         request = polls.single[key] if flight else (key, 0, 1)
         data: bytes | None = None
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(Exception):  # a read that is required raises it
             data = self._store.get_range(*request)
         with self._lock:
             polls.looking.discard(key)

@@ -24,6 +24,8 @@ BYTES_IN_FLIGHT = 384 * 2**20
 PARTS_IN_FLIGHT = BYTES_IN_FLIGHT // PART_BYTES
 READ_AHEAD = 2
 """Parts that are held, in transfer or waiting for their reader, over the limit."""
+EXPECTED_SHARE = 0.75
+"""Share of the memory for a reader whose parts are not yet required. The rest stays for others."""
 SATURATED = 0.75
 """Share of the limit that must have been in flight during a transfer for it to count as a
 measurement of that limit."""
@@ -80,7 +82,7 @@ class Line:
         self._lock = threading.Lock()
         self._held = self._held_bytes = 0
         self._in_flight = 0
-        self._refused: dict[Callable[[], None], None] = {}
+        self._refused: dict[Callable[[], bool], None] = {}
         self._objects_begun = 0
         self._granted = 0
         self._area = 0.0
@@ -105,16 +107,27 @@ class Line:
     # -- part by part ----------------------------------------------------------------------------
 
     def begin(
-        self, size_bytes: int, *, alone: bool, retry: Callable[[], None] | None = None
+        self,
+        size_bytes: int,
+        *,
+        alone: bool,
+        share: float = 1.0,
+        retry: Callable[[], bool] | None = None,
     ) -> Flight | None:
         """Begin the transfer of a part, or return None if the line or the budget is full.
 
         A reader that has no part at all (``alone``) always gets one, so that every reader makes
-        progress. :meth:`end` and :meth:`release` must follow. After a refusal, ``retry`` is called
-        once when another reader leaves room (:meth:`offer_room`).
+        progress. :meth:`end` and :meth:`release` must follow.
+
+        Args:
+            share: Of the memory for parts, as a fraction: all readers together hold no more when
+                this part begins.
+            retry: After a refusal, called once when another reader leaves room
+                (:meth:`offer_room`). It returns whether it returned the room that it took.
         """
         with self._lock:
-            is_full = self._is_full() or self._held_bytes + size_bytes > self._budget_bytes
+            held_bytes = self._held_bytes + size_bytes
+            is_full = self._is_full(share) or held_bytes > share * self._budget_bytes
             if is_full and not alone:
                 if retry is not None:
                     self._refused[retry] = None
@@ -155,17 +168,18 @@ class Line:
             if self._is_full():
                 return
             refused, self._refused = self._refused, {}
-        for retry in refused:
-            retry()
+        returned = [retry() for retry in refused]
+        if any(returned):
+            self.offer_room()
 
-    def forget(self, retry: Callable[[], None]) -> None:
+    def forget(self, retry: Callable[[], bool]) -> None:
         """Do not call a reader that has ended."""
         with self._lock:
             self._refused.pop(retry, None)
 
-    def _is_full(self) -> bool:
+    def _is_full(self, share: float = 1.0) -> bool:
         limit = self._state.limit
-        return self._in_flight >= limit or self._held >= READ_AHEAD * limit
+        return self._in_flight >= limit or self._held >= share * READ_AHEAD * limit
 
     def _advance(self) -> float:
         now_s = self._clock.monotonic()

@@ -35,12 +35,14 @@ class Watched(LocalStore):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.begun = 0
+        self.keys: list[str] = []
         self.held: dict[int, threading.Event | Reads] = {}
         self._begins = threading.Condition()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._begins:
             self.begun += 1
+            self.keys.append(key)
             self._begins.notify_all()
         if start in self.held:
             assert self.held[start].wait(300)
@@ -118,21 +120,67 @@ def test_a_line_is_empty_after_every_end(store: Watched) -> None:
 def test_a_reader_that_ends_leaves_the_line_to_another_one(store: Watched, is_read: bool) -> None:
     line, clock = line_of(4), SystemClock()
     store.held = {10 * index: threading.Event() for index in range(10)}
-    first = ExpectedReads(store, ranges(4), clock=clock, polls=None, line=line)
-    second = ExpectedReads(store, ranges(8)[4:], clock=clock, polls=None, line=line)
-    assert store.reached(5).wait(300), "four of the first reader and one of the second"
-    for index in range(4):
+    first = ExpectedReads(store, ranges(3), clock=clock, polls=None, line=line)
+    second = ExpectedReads(store, ranges(6)[3:], clock=clock, polls=None, line=line)
+    assert store.reached(4).wait(300), "three of the first reader and one of the second"
+    for index in range(3):
         store.held[10 * index].set()
     if not is_read:
         first.close()
-    assert store.reached(8).wait(300), "the second reader has taken no part yet"
+    assert store.reached(6).wait(300), "the second reader has taken no part yet"
     for event in store.held.values():
         event.set()
-    parts = second.parts_of(ranges(8)[4:])
+    parts = second.parts_of(ranges(6)[3:])
     assert parts is not None
-    assert b"".join(parts) == bytes(range(40, 80))
+    assert b"".join(parts) == bytes(range(30, 60))
     first.close()
     assert (line._in_flight, line._held_bytes, line._refused) == (0, 0, {})
+
+
+def test_expected_parts_leave_memory_to_a_reader_that_needs_its_own(store: Watched) -> None:
+    line = line_of(4, budget_bytes=50)
+    store.put("b", bytes(range(100)))
+    expected = ExpectedReads(store, ranges(10), clock=SystemClock(), polls=None, line=line)
+    assert store.reached(3).wait(300), "three quarters of the memory"
+    store.held = {0: threading.Event()}
+    parts = read_parts(store, [("b", 10 * index, 10) for index in range(10)], line=line)
+    first = threading.Thread(target=next, args=(parts,))
+    first.start()
+    both = Reads(store._begins, lambda: store.keys.count("b") == 2)
+    assert both.wait(300), "the second part does not wait until the first one is taken"
+    assert store.keys.count("a") == 3
+    store.held[0].set()
+    first.join(300)
+    assert b"".join(parts) == bytes(range(10, 100))
+    taken = expected.parts_of(ranges(10))
+    assert taken is not None
+    assert b"".join(taken) == bytes(range(100))
+    assert (line._in_flight, line._held_bytes, line._refused) == (0, 0, {})
+
+
+def test_room_that_a_reader_returns_is_offered_again() -> None:
+    """The system has started no thread for the part of the first reader."""
+    line, called = line_of(1), []
+
+    def first() -> bool:
+        flight = line.begin(1, alone=False)
+        assert flight is not None
+        assert line.begin(1, alone=False, retry=second) is None
+        line.end(flight, complete=False)
+        line.release(1)
+        return True
+
+    def second() -> bool:
+        called.append("second")
+        return False
+
+    flight = line.begin(1, alone=False)
+    assert flight is not None
+    assert line.begin(1, alone=False, retry=first) is None
+    line.end(flight, complete=False)
+    line.release(1)
+    line.offer_room()
+    assert called == ["second"]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
