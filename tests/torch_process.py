@@ -96,6 +96,7 @@ def execute(
     context._concrete_contexts["spawn"] = SpawnContext()  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # that of the fork server
     os.chdir(cwd)
     for path, descriptor in ((output, 1), (errors, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
