@@ -13,7 +13,7 @@ which is what lies between and behind the transfers: records, plan, commit and p
 bytes that are read back after an upload, so that few cores carry the replicas: with 64, 7,812,500
 parameters in fp32 stand for a billion in bf16. Latencies are not scaled. With the store ``file``
 the line is simulated before a folder; with ``s3`` each replica has its own proxy before the server,
-and parts stay as large as S3 demands.
+and parts are not smaller than S3 demands.
 
 ``--naive`` adds the naive baseline, which is no measure of quality: one object per tensor, one
 tensor after the other, and a look for the peers' objects once a second.
@@ -58,6 +58,8 @@ PHASES = ("encode", "upload", "wait", "download", "reduce")
 BUSY = ("encode", "upload", "download", "reduce")
 LINE = LineSpec(latency_s=0.06, connection=90 * MB, total=1250 * MB)
 SMALL_BLOCK = 2**14
+SMALLEST_S3_PART = 5 * 2**20
+"""S3 rejects a smaller part of a multipart upload, except the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +70,7 @@ class Place:
     uri: str
     line: LineSpec | None = None
     addresses: tuple[str, ...] = ()
-    scale: int = 1
-
-    @property
-    def part_bytes(self) -> int:
-        return PART_BYTES // self.scale
+    part_bytes: int = PART_BYTES
 
     def below(self, name: str) -> Place:
         return replace(self, uri=f"{self.uri.rstrip('/')}/{name}")
@@ -90,11 +88,11 @@ class Place:
 
     @contextlib.contextmanager
     def cuts(self) -> Iterator[None]:
-        """Scale parts, in the process of a replica."""
-        if self.scale == 1:
+        """Parts of another size, in the process of a replica."""
+        if self.part_bytes == PART_BYTES:
             yield
             return
-        os.environ[VERIFY_UPLOAD_BYTES] = str(DEFAULT_BYTES // self.scale)
+        os.environ[VERIFY_UPLOAD_BYTES] = str(DEFAULT_BYTES * self.part_bytes // PART_BYTES)
         with small_cuts(block=SMALL_BLOCK, part_bytes=self.part_bytes):
             yield
 
@@ -274,14 +272,15 @@ def naive(uri: str, sizes: Sequence[int], numel: int) -> dict[int, float]:
 def places(kind: str, line: LineSpec | None, scale: int, replicas: int) -> Iterator[Place]:
     if kind == "file":
         with in_memory() as folder:
-            yield Place(uri=folder, line=line, scale=scale)
+            yield Place(uri=folder, line=line, part_bytes=PART_BYTES // scale)
     elif kind == "s3":
         with s3_server() as uri, contextlib.ExitStack() as stack:
             addresses: list[str] = []
             if line:
                 target = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
                 addresses = stack.enter_context(proxied(target, line, replicas))
-            yield Place(uri=uri, line=line, addresses=tuple(addresses))
+            part_bytes = max(PART_BYTES // scale, SMALLEST_S3_PART)
+            yield Place(uri=uri, line=line, addresses=tuple(addresses), part_bytes=part_bytes)
     else:
         yield Place(uri=kind)
 

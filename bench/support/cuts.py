@@ -16,6 +16,7 @@ def small_cuts(*, block: int = 4096, part_bytes: int = 65_536) -> Iterator[None]
             stack.enter_context(mock.patch(f"diloco.{module}.DIGEST_CHUNK", block))
         for module in (
             "protocol.blocks",
+            "store.s3",
             "protocol.reduce_cost",
             "exchange.payload",
             "exchange.low_bit_mean",

