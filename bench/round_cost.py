@@ -71,6 +71,7 @@ class Place:
     line: LineSpec | None = None
     addresses: tuple[str, ...] = ()
     part_bytes: int = PART_BYTES
+    verify_bytes: int = DEFAULT_BYTES
 
     def below(self, name: str) -> Place:
         return replace(self, uri=f"{self.uri.rstrip('/')}/{name}")
@@ -92,7 +93,7 @@ class Place:
         if self.part_bytes == PART_BYTES:
             yield
             return
-        os.environ[VERIFY_UPLOAD_BYTES] = str(DEFAULT_BYTES * self.part_bytes // PART_BYTES)
+        os.environ[VERIFY_UPLOAD_BYTES] = str(self.verify_bytes)
         with small_cuts(block=SMALL_BLOCK, part_bytes=self.part_bytes):
             yield
 
@@ -270,17 +271,24 @@ def naive(uri: str, sizes: Sequence[int], numel: int) -> dict[int, float]:
 
 @contextlib.contextmanager
 def places(kind: str, line: LineSpec | None, scale: int, replicas: int) -> Iterator[Place]:
+    verify_bytes = DEFAULT_BYTES // scale
     if kind == "file":
         with in_memory() as folder:
-            yield Place(uri=folder, line=line, part_bytes=PART_BYTES // scale)
+            part_bytes = PART_BYTES // scale
+            yield Place(uri=folder, line=line, part_bytes=part_bytes, verify_bytes=verify_bytes)
     elif kind == "s3":
         with s3_server() as uri, contextlib.ExitStack() as stack:
             addresses: list[str] = []
             if line:
                 target = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
                 addresses = stack.enter_context(proxied(target, line, replicas))
-            part_bytes = max(PART_BYTES // scale, SMALLEST_S3_PART)
-            yield Place(uri=uri, line=line, addresses=tuple(addresses), part_bytes=part_bytes)
+            yield Place(
+                uri=uri,
+                line=line,
+                addresses=tuple(addresses),
+                part_bytes=max(PART_BYTES // scale, SMALLEST_S3_PART),
+                verify_bytes=verify_bytes,
+            )
     else:
         yield Place(uri=kind)
 

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from diloco.clock import Clock, SystemClock
+from diloco.store import s3
 from diloco.store.base import LISTED, Data, LocalStore, MakeParts, ObjectInfo
 from diloco.store.transfers import UPLOAD_LINE, Line
 
@@ -82,7 +83,7 @@ class LineStore(LocalStore):
         with self._delayed(up=len(data)):
             super().put(key, data)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         sent: list[Data] = []
         parts = iter(make_parts())
         first = next(parts, b"")
@@ -92,7 +93,8 @@ class LineStore(LocalStore):
             return
         with self._delayed():
             pass  # the request that begins a multipart upload
-        with self._uploads.measured() as stream:
+        count = None if size_bytes is None else -(-size_bytes // s3.PART_BYTES)
+        with self._uploads.measured(count) as stream:
             ends_s: list[float] = []
             for part in stream.counted(chain((first, second), parts)):
                 if len(ends_s) >= stream.limit:

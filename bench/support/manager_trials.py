@@ -370,7 +370,7 @@ class ProcessStore:
         self._write(key, data)
         self._pass()
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         self.put(key, b"".join(bytes(part) for part in make_parts()))
 
     def create(self, key: str, data: Data) -> bool:

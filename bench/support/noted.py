@@ -17,9 +17,9 @@ class NotedRequests:
         self.note("PUT", key)
         super().put(key, data)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         self.note("PUT", key)
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
 
     def create(self, key: str, data: Data) -> bool:
         self.note("PUT", key)

@@ -57,7 +57,7 @@ class RecordingStore:
         self.inner.put(key, data)
         self._count(key, puts=1, up=len(data))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         sizes: list[int] = []
 
         def parts() -> Iterator[Data]:
@@ -66,7 +66,7 @@ class RecordingStore:
                 sizes.append(len(part))
                 yield part
 
-        self.inner.put_stream(key, parts)
+        self.inner.put_stream(key, parts, size_bytes=size_bytes)
         # Several parts are begun and completed by a request each.
         self._count(key, puts=len(sizes) + 2 if len(sizes) > 1 else 1, up=sum(sizes))
 

@@ -45,8 +45,8 @@ class LowBitShard:
         self._span = span
         self._residual = CheckedBlocks(get_codec(RESIDUAL_CODEC), numel)
         self._mean_bytes = codec.encoded_bytes(span.numel)
-        size_bytes = self._mean_bytes + self._residual.size_bytes(span.numel)
-        self._body = torch.empty(size_bytes, dtype=torch.uint8)
+        self.size_bytes = self._mean_bytes + self._residual.size_bytes(span.numel)
+        self._body = torch.empty(self.size_bytes, dtype=torch.uint8)
         for where in slices(span, numel):
             self._encode(vector[where.start - span.start : where.stop - span.start], where)
 

@@ -187,10 +187,11 @@ class Reduction:
         ):
             for shard, span in zip(shards, spans, strict=True):
                 self._sum_pieces(span, pieces)
-                digests[shard], make_parts = self._encoded(shard)
+                digests[shard], make_parts, size_bytes = self._encoded(shard)
                 self._reduced_shards[shard] = digests[shard]
                 key = keys.reduced_shard(self._plan.round, shard, digests[shard])
-                storing.append(_in_pool(pool, partial(self._store.put_stream, key, make_parts)))
+                put = partial(self._store.put_stream, key, make_parts, size_bytes=size_bytes)
+                storing.append(_in_pool(pool, put))
             later = storing[-1]
             for stored in storing[:-1]:
                 self._await_stored(stored)
@@ -307,17 +308,19 @@ class Reduction:
         Raises :class:`CannotReduce`."""
         return self._mean.read(digests, self.merged, early=early)
 
-    def _encoded(self, shard: int) -> tuple[str, MakeParts]:
+    def _encoded(self, shard: int) -> tuple[str, MakeParts, int]:
         """Pass a summed shard through the reduced codec; return the digest of its encoded mean, and
-        its object."""
+        its object with its size in bytes."""
         span, parts = self._spans[shard], self._mean.parts(shard)
         vector = self.merged[span.start : span.stop]
         if self._is_low_bit:
             with self._timings.measure("reduce"):
                 low_bit = LowBitShard(self._codec, vector, span, numel=self._numel)
-            return _digest_of(map(low_bit.mean, parts)), low_bit.parts
+            return _digest_of(map(low_bit.mean, parts)), low_bit.parts, low_bit.size_bytes
         self._through_codec(vector)
-        return _digest_of(self._bodies(parts)), lambda: self._bodies(parts) if parts else [b""]
+        size_bytes = self._codec.encoded_bytes(span.numel)
+        digest = _digest_of(self._bodies(parts))
+        return digest, lambda: self._bodies(parts) if parts else [b""], size_bytes
 
     def _bodies(self, parts: Iterable[Span]) -> Iterator[memoryview]:
         """Encode parts of the merged fragment."""
@@ -368,7 +371,7 @@ class Reduction:
         digests. Raises :class:`CannotReduce`."""
         for shard in range(len(self._spans)):
             expected = commit.shards[shard]
-            found, _ = self._encoded(shard)
+            found, *_ = self._encoded(shard)
             if found != expected:
                 raise CannotReduce(
                     None,

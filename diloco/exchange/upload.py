@@ -52,7 +52,7 @@ def upload(
     :data:`UPLOADS` attempts arrived damaged, '' otherwise.
     """
     packing = make()
-    store.put_stream(key, packing.parts)
+    store.put_stream(key, packing.parts, size_bytes=packing.size_bytes)
 
     def verify() -> str:
         written = packing
@@ -62,7 +62,7 @@ def upload(
                 return damage
             log.warning("%s was damaged in transfer (%s); uploading it again", key, damage)
             written = make()
-            store.put_stream(key, written.parts)
+            store.put_stream(key, written.parts, size_bytes=written.size_bytes)
         return damage
 
     return packing, verify

@@ -138,15 +138,19 @@ class _ReadAhead:
     ) -> None:
         self._store = store
         self._polls = polls
-        self._requests = iter(list(requests))  # no code of the caller runs in other threads
+        self._requests = deque(requests)  # no code of the caller runs in other threads
         self._line = line
         self._share = 1.0
         self._pool = DaemonPool(line.most, "read_parts")
         self._lock = threading.Lock()
         self._ahead: deque[tuple[Range, Future[bytes]]] = deque()
-        self._next = next(self._requests, None)
         self._closed = False
         self._has_dropped = False
+
+    @property
+    def _next(self) -> Range | None:
+        """The first range that has not begun."""
+        return self._requests[0] if self._requests else None
 
     def take(self) -> bytes | None:
         """Return the next range, None after the last one."""
@@ -154,8 +158,8 @@ class _ReadAhead:
         with self._lock:
             request, reading = self._ahead[0] if self._ahead else (self._next, None)
             polling = self._looking_for(request) if reading is None else None
-            if reading is None and polling is None:
-                self._next = next(self._requests, None)
+            if request is not None and reading is None and polling is None:
+                self._requests.popleft()
         if request is None:
             return None
         if polling is not None:
@@ -209,25 +213,28 @@ class _ReadAhead:
         """Begin reads; return whether one was dropped, so that the line has its room again."""
         with self._lock:
             while self._next is not None and not self._closed:
-                if self._polls and (polled := self._polls.read.pop(self._next, None)):
-                    self._ahead.append((self._next, polled))
-                    self._next = next(self._requests, None)
+                request = self._next
+                if self._polls and (polled := self._polls.read.pop(request, None)):
+                    self._ahead.append((self._requests.popleft(), polled))
                     continue
-                if not self._can_begin(self._next[0]):
+                if not self._can_begin(request[0]):
                     return False
                 flight = self._line.begin(
-                    self._next[2], alone=not self._ahead, share=self._share, retry=self._begin
+                    request[2],
+                    alone=not self._ahead,
+                    left=len(self._requests),
+                    share=self._share,
+                    retry=self._begin,
                 )
                 if flight is None:
                     return False
-                read = _Read(self._next, flight)
+                read = _Read(request, flight)
                 try:
                     reading = self._pool.submit(self._read_in_thread, read)
                 except (RuntimeError, MemoryError) as error:  # the system starts no further thread
                     self._drop(read, error)
                     return True
-                self._ahead.append((self._next, reading))
-                self._next = next(self._requests, None)
+                self._ahead.append((self._requests.popleft(), reading))
             return False
 
     def _drop(self, read: _Read, error: RuntimeError | MemoryError) -> None:

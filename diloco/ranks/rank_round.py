@@ -169,7 +169,8 @@ class RankRound:
         body = torch.cat(bodies)
         digest = share.reduction.digest_of_shard(shard, body)
         key = keys.reduced_shard(self.plan.round, shard, digest)
-        store = partial(self._open_store().put_stream, key, lambda: _parts(body))
+        put = self._open_store().put_stream
+        store = partial(put, key, lambda: _parts(body), size_bytes=len(body))
         self._storing.append(_called(store))
         return digest
 

@@ -13,7 +13,8 @@ them:
   :data:`PART_BYTES` bytes, the last one at most that many. A part is one request and is uploaded
   while the next one is produced. The argument is a function because a retry needs the parts from
   the beginning; the function is called, and its result iterated, in the calling thread. A part must
-  not be modified until ``put_stream`` returns.
+  not be modified until ``put_stream`` returns. ``size_bytes``, the size of the object if the caller
+  knows it, is a hint for the number of parts in flight.
 - ``get`` with a ``limit`` reads little more than ``limit`` bytes and raises :class:`ObjectTooLarge`
   for a larger object. Any writer of the bucket can replace a record, so records are always read
   with a limit. Only payloads whose size is bounded by nothing else are read without one.
@@ -138,7 +139,7 @@ class Store(Protocol):
         """Replace the object under ``key`` atomically."""
         ...
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         """Write one object from the parts that ``make_parts`` yields."""
         ...
 
@@ -256,7 +257,7 @@ class LocalStore:
     def put(self, key: str, data: Data) -> None:
         self._put(key, [data])
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         StreamedParts(make_parts).upload_with(lambda parts: self._put(key, parts))
 
     def _put(self, key: str, parts: Iterable[Data]) -> None:

@@ -98,7 +98,7 @@ class FsspecStore:
         with _store_errors(key, writing=True):
             self._fs.pipe_file(path, bytes(data))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         StreamedParts(make_parts).upload_with(lambda parts: self._put_parts(key, parts))
 
     def _put_parts(self, key: str, parts: Iterable[Data]) -> None:

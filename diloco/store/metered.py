@@ -33,7 +33,7 @@ class MeteredStore:
         self.inner.put(key, data)
         self._count(up=len(data))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         """Counts one request for a single part, else one per part and two to begin and complete the
         upload."""
         sizes: list[int] = []
@@ -44,7 +44,7 @@ class MeteredStore:
                 sizes.append(len(part))
                 yield part
 
-        self.inner.put_stream(key, parts)
+        self.inner.put_stream(key, parts, size_bytes=size_bytes)
         self._count(len(sizes) + 2 if len(sizes) > 1 else 1, up=sum(sizes))
 
     def create(self, key: str, data: Data) -> bool:

@@ -131,7 +131,7 @@ class RetryingStore:
     def put(self, key: str, data: Data) -> None:
         self._try(f"put {key}", WRITE, lambda: self.inner.put(key, data))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         """Each attempt calls ``make_parts``, which must yield the same parts again. The deadline
         counts from the newest part that no earlier attempt had reached, so that an upload which
         takes longer than the deadline is retried too."""
@@ -139,7 +139,9 @@ class RetryingStore:
         self._try(
             f"put {key}",
             WRITE,
-            lambda: self.inner.put_stream(key, lambda: progress.counted(make_parts())),
+            lambda: self.inner.put_stream(
+                key, lambda: progress.counted(make_parts()), size_bytes=size_bytes
+            ),
             progress,
         )
 

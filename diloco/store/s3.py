@@ -260,11 +260,11 @@ class ObstoreStore:
         with _store_errors(check_key(key)):
             obstore.put(client, key, data, chunk_size=PART_BYTES, max_concurrency=UPLOAD_LINE.limit)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         check_key(key)
-        StreamedParts(make_parts).upload_with(lambda parts: self._put_parts(key, parts))
+        StreamedParts(make_parts).upload_with(lambda parts: self._put_parts(key, parts, size_bytes))
 
-    def _put_parts(self, key: str, parts: Iterable[Data]) -> None:
+    def _put_parts(self, key: str, parts: Iterable[Data], size_bytes: int | None) -> None:
         rest = iter(parts)
         first = next(rest, b"")
         second = next(rest, None)
@@ -282,7 +282,8 @@ class ObstoreStore:
                 max_concurrency=stream.limit,
             )
 
-        with UPLOAD_LINE.measured() as stream, _store_errors(key):
+        count = None if size_bytes is None else -(-size_bytes // PART_BYTES)
+        with UPLOAD_LINE.measured(count) as stream, _store_errors(key):
             upload_behind(chain((first, second), rest), upload)
 
     def create(self, key: str, data: Data) -> bool:

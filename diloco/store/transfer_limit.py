@@ -59,6 +59,19 @@ class LimitState:
     upward: bool = True
 
 
+def in_equal_turns(limit: int, parts: int, *, most: int) -> int:
+    """Return how many of the last ``parts`` to have in flight: ``limit``, or up to twice as many if
+    few would remain at the end, which do not fill the line. At most ``most``.
+
+    Parts that begin together end at about the same time. So 50 parts with a limit of 16 take four
+    turns, the last one of two parts; 17 at a time take three.
+    """
+    if parts <= min(2 * limit, most):
+        return max(limit, parts)
+    turns = max(2, round(parts / limit))
+    return min(most, max(limit, -(-parts // turns)))
+
+
 def first_state(most: int) -> LimitState:
     """Return the state before the first observation. Raises :class:`ValueError` for a limit below
     1."""

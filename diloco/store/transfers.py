@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from diloco.clock import Clock, SystemClock
 from diloco.store.base import PART_BYTES, StoreUnavailable
 from diloco.store.multipart import Data
-from diloco.store.transfer_limit import LimitState, failed, first_state, observed
+from diloco.store.transfer_limit import LimitState, failed, first_state, in_equal_turns, observed
 
 BYTES_IN_FLIGHT = 384 * 2**20
 """Memory for the parts of one direction, requested and not yet taken by their reader."""
@@ -29,6 +29,8 @@ EXPECTED_SHARE = 0.75
 SATURATED = 0.75
 """Share of the limit that must have been in flight during a transfer for it to count as a
 measurement of that limit."""
+OVERFULL = 1.25
+"""Share of the limit above which a transfer does not count as a measurement of it."""
 FEWEST_PARTS = 4
 """Parts of one observation; as many as the limit if that is more."""
 BACK_OFF_S = 1.0
@@ -111,6 +113,7 @@ class Line:
         size_bytes: int,
         *,
         alone: bool,
+        left: int | None = None,
         share: float = 1.0,
         retry: Callable[[], bool] | None = None,
     ) -> Flight | None:
@@ -120,6 +123,8 @@ class Line:
         progress. :meth:`end` and :meth:`release` must follow.
 
         Args:
+            left: Parts of this reader that have not begun, with this one. The last parts of a
+                transfer can exceed the limit (:func:`~diloco.store.transfer_limit.in_equal_turns`).
             share: Of the memory for parts, as a fraction: all readers together hold no more when
                 this part begins.
             retry: After a refusal, called once when another reader leaves room
@@ -127,7 +132,7 @@ class Line:
         """
         with self._lock:
             held_bytes = self._held_bytes + size_bytes
-            is_full = self._is_full(share) or held_bytes > share * self._budget_bytes
+            is_full = self._is_full(share, left) or held_bytes > share * self._budget_bytes
             if is_full and not alone:
                 if retry is not None:
                     self._refused[retry] = None
@@ -146,7 +151,7 @@ class Line:
             if not complete or seconds <= 0 or flight.changes != self._changes:
                 return
             in_flight = (self._area - flight.area) / seconds
-            if in_flight < SATURATED * self._state.limit:
+            if not SATURATED <= in_flight / self._state.limit <= OVERFULL:
                 return
             self._sampled += 1
             self._seconds += seconds
@@ -177,9 +182,13 @@ class Line:
         with self._lock:
             self._refused.pop(retry, None)
 
-    def _is_full(self, share: float = 1.0) -> bool:
+    def _is_full(self, share: float = 1.0, left: int | None = None) -> bool:
         limit = self._state.limit
-        return self._in_flight >= limit or self._held >= share * READ_AHEAD * limit
+        if self._held >= share * READ_AHEAD * limit:
+            return True
+        if left is not None:
+            limit = in_equal_turns(limit, self._in_flight + left, most=self.most)
+        return self._in_flight >= limit
 
     def _advance(self) -> float:
         now_s = self._clock.monotonic()
@@ -190,12 +199,16 @@ class Line:
     # -- object by object ------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def measured(self) -> Iterator[StreamedObject]:
-        """Measure the transfer of one object by a client that divides it itself. Several at a time
-        share the limit and are not measured."""
+    def measured(self, parts: int | None = None) -> Iterator[StreamedObject]:
+        """Measure the transfer of one object, of ``parts`` if they are known, by a client that
+        divides it itself. Several at a time share the limit and are not measured."""
         with self._lock:
-            limit = max(1, self._state.limit - self._granted)
+            share = limit = max(1, self._state.limit - self._granted)
             alone = self._granted == 0
+            if parts is not None:
+                most = max(1, self.most - self._granted)
+                limit = in_equal_turns(limit, parts, most=most)
+                alone = alone and (parts > limit or limit <= OVERFULL * share)
             self._granted += limit
             self._objects_begun += 1
             begun, changes = self._objects_begun, self._changes
@@ -213,7 +226,7 @@ class Line:
                 self._granted -= limit
                 seconds = self._clock.monotonic() - started_s
                 alone = alone and (self._objects_begun, self._changes) == (begun, changes)
-                if complete and alone and seconds > 0 and stream.parts >= SATURATED * limit:
+                if complete and alone and seconds > 0 and stream.parts >= SATURATED * share:
                     self._change(observed(self._state, stream.size_bytes / seconds))
 
     # -- the limit -------------------------------------------------------------------------------

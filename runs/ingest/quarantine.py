@@ -363,8 +363,8 @@ class GuardedStore:
     def put(self, key: str, data: Data) -> None:
         self.inner.put(key, data)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        self.inner.put_stream(key, make_parts)
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
+        self.inner.put_stream(key, make_parts, size_bytes=size_bytes)
 
     def create(self, key: str, data: Data) -> bool:
         return self.inner.create(key, data)

@@ -115,8 +115,8 @@ class BoundedStore:
     def put(self, key: str, data: Data) -> None:
         self._bounded(key, lambda: self.inner.put(key, data), len(data))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
-        self.inner.put_stream(key, make_parts)
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
+        self.inner.put_stream(key, make_parts, size_bytes=size_bytes)
 
     def create(self, key: str, data: Data) -> bool:
         return self._bounded(key, lambda: self.inner.create(key, data), len(data))

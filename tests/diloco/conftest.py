@@ -101,11 +101,11 @@ class MortalStore:
         elif self._spoilt[1] == "truncated":
             self.inner.put(key, data[:-3])
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         """Counts as one put for traps and damage."""
         self._alive("put", key, "before")
         if self._spoilt is None or not fnmatch.fnmatch(key, self._spoilt[0]):
-            self.inner.put_stream(key, make_parts)
+            self.inner.put_stream(key, make_parts, size_bytes=size_bytes)
         else:
             self._put(key, b"".join(make_parts()))
         self._alive("put", key, "after")

@@ -83,7 +83,7 @@ class FaultyStore:
         body = bytes(data)
         return self._write(f"create {key}", lambda: self.inner.create(key, body))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         """Applies the faults of a write; ``duplicate`` and ``late`` keep a copy of the parts."""
         request = f"put {key}"
         if self._injects("tear"):

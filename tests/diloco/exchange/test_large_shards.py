@@ -42,10 +42,10 @@ class Counted(LocalStore):
         self.reads[key.split("/", 2)[-1].split(".")[0]] += 1
         return super().get_range(key, start, length)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         for name, event in self.may_store.items():
             assert name not in key or event.wait(60)
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,7 @@ class FaultyView:
         sent = bytes(data)
         self._write(f"put {key}", lambda: self._store(key, sent))
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         sent = b"".join(bytes(part) for part in make_parts())
         self._write(f"put {key}", lambda: self._store(key, sent))
 

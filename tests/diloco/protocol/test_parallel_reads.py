@@ -72,6 +72,13 @@ def line_of(limit: int, *, budget_bytes: int = 1000) -> Line:
     return Line(clock=SystemClock(), most=limit, budget_bytes=budget_bytes)
 
 
+def test_the_last_parts_are_read_together(store: Watched) -> None:
+    line = Line(clock=SystemClock(), most=20)
+    store.held = dict.fromkeys(range(0, 70, 10), store.reached(7))
+    assert line.limit == 4
+    assert len(list(read_parts(store, ranges(7), line=line))) == 7
+
+
 @pytest.mark.parametrize("limit", [1, 3, 20])
 def test_parts_arrive_in_the_requested_order(store: Watched, limit: int) -> None:
     backwards = ranges(10)[::-1]

@@ -79,10 +79,10 @@ class Stores(LocalStore):
         self.bytes_read += length
         return super().get_range(key, start, length)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         if self.refused and self.refused in key:
             raise StoreUnavailable("no connection")
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
 
 
 class Replica:

@@ -41,10 +41,10 @@ class Down(LocalStore):
         self._try()
         super().put(key, data)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         next(iter(make_parts()))
         self._try()
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
 
 
 class Denying(LocalStore):
@@ -135,7 +135,7 @@ class SlowUploads(LocalStore):
         self.failures = failures
         self.uploads = 0
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         self.uploads += 1
         fails = self.uploads <= self.failures
 

@@ -53,6 +53,23 @@ def test_an_upload_has_as_many_parts_in_flight_as_the_line_allows(
     assert limits == [4, 8], "the second upload begins where the first one ended"
 
 
+def test_an_upload_of_a_known_size_has_its_parts_in_equal_turns(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def put(client: object, key: str, parts: Iterator[bytes], **options: Any) -> None:
+        limits.append(options["max_concurrency"])
+        assert len(list(parts)) == 9
+
+    monkeypatch.setattr(obstore, "put", put)
+    monkeypatch.setattr(s3, "PART_BYTES", 1000)
+    store = s3.ObstoreStore("s3://bucket/run", environment=ACCESS)
+    for _ in range(2):
+        store.put_stream("a", lambda: [b"x"] * 9, size_bytes=8001)
+    assert limits == [5, 9]
+
+
 def test_an_upload_without_a_thread_can_be_retried_and_returns_its_slot(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

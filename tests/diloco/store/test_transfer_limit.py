@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from diloco.store.base import PART_BYTES, StoreUnavailable
-from diloco.store.transfer_limit import FIRST, Stage, failed, first_state, observed
+from diloco.store.transfer_limit import (
+    FIRST,
+    Stage,
+    failed,
+    first_state,
+    in_equal_turns,
+    observed,
+)
 from diloco.store.transfers import BACK_OFF_S, Flight, Line
 from tests.diloco.clocks import ManualClock
 
@@ -104,6 +111,36 @@ def test_a_limit_below_one_is_refused() -> None:
         first_state(0)
 
 
+@pytest.mark.parametrize(
+    ("limit", "parts", "in_flight"),
+    [
+        (16, 119, 17),  # seven turns instead of seven and a half
+        (16, 50, 17),
+        (16, 24, 24),  # all at once
+        (16, 26, 16),  # all at once would be more than the largest limit
+        (16, 40, 20),
+        (16, 44, 16),  # 15 would be fewer than fill the line
+        (4, 8, 8),
+        (4, 9, 5),
+        (24, 50, 24),
+        (1, 2, 2),
+        (1, 3, 1),
+        (16, 3, 16),
+        (16, 0, 16),
+    ],
+)
+def test_the_last_turn_of_a_transfer_has_as_many_parts_as_the_others(
+    limit: int, parts: int, in_flight: int
+) -> None:
+    assert in_equal_turns(limit, parts, most=24) == in_flight
+
+
+def test_turns_never_have_fewer_parts_than_the_limit() -> None:
+    for limit in range(1, 25):
+        for parts in range(200):
+            assert limit <= in_equal_turns(limit, parts, most=24) <= min(24, 2 * limit)
+
+
 # -- lines: parts in transfer ------------------------------------------------------------------
 
 
@@ -116,7 +153,7 @@ def transfer(
     active: list[list[float]] = []  # the latency and the bytes that are left of each part
     flights: list[Flight] = []
     while left or active:
-        while left and (flight := line.begin(part_bytes, alone=not active)):
+        while left and (flight := line.begin(part_bytes, alone=not active, left=left)):
             active.append([simulated.latency_s, float(part_bytes)])
             flights.append(flight)
             left -= 1
@@ -153,7 +190,7 @@ def best_fixed(simulated: SimulatedLine, parts: int) -> float:
     return min(seconds(limit) for limit in range(1, MOST + 1))
 
 
-@pytest.mark.parametrize("parts", [24, 125])
+@pytest.mark.parametrize("parts", [24, 50, 125])
 @pytest.mark.parametrize("name", list(LINES))
 def test_rounds_become_nearly_as_fast_as_the_best_fixed_number(name: str, parts: int) -> None:
     clock = ManualClock()
@@ -197,9 +234,11 @@ def test_parts_that_fail_are_not_measured_and_one_overload_counts_once() -> None
 # -- objects that a client divides itself --------------------------------------------------------
 
 
-def upload(line: Line, clock: ManualClock, simulated: SimulatedLine, parts: int) -> int:
+def upload(
+    line: Line, clock: ManualClock, simulated: SimulatedLine, parts: int, *, known: bool = False
+) -> int:
     """Upload one object in ``parts``; return its limit."""
-    with line.measured() as stream:
+    with line.measured(parts if known else None) as stream:
         size_bytes = sum(len(part) for part in stream.counted([bytes(1000)] * parts))
         clock.sleep(size_bytes / simulated.rate(stream.limit, 1000))
         return stream.limit
@@ -213,12 +252,40 @@ def test_uploads_double_until_the_line_is_full() -> None:
     assert 10 <= line._state.chosen <= 16
 
 
-def test_objects_with_few_parts_leave_the_limit() -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_objects_with_few_parts_leave_the_limit(known: bool) -> None:
     clock = ManualClock()
     line = Line(clock=clock, most=MOST)
     for _ in range(20):
-        upload(line, clock, LINES["cloud"], 2)
+        upload(line, clock, LINES["cloud"], 2, known=known)
     assert line.limit == FIRST
+
+
+def test_objects_in_one_turn_do_not_end_the_search_for_a_higher_limit() -> None:
+    """With eight parts a limit of 16 gives no more than 8, which is no measurement of 16."""
+    clock, simulated = ManualClock(), SimulatedLine(0.06, 90 * MB, 12 * 1000 / 0.06)
+    line = Line(clock=clock, most=64)
+    found = []
+    for _ in range(2):
+        upload(line, clock, simulated, 200, known=True)
+        assert upload(line, clock, simulated, 8, known=True) >= 8
+        found.append(line.limit)
+    assert found[:2] == [16, 32]
+
+
+def test_an_object_of_up_to_twice_the_limit_has_all_parts_in_flight() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+    assert upload(line, clock, LINES["cloud"], 8, known=True) == 8
+    assert line.limit == FIRST, "eight in flight do not measure a limit of four"
+    assert upload(line, clock, LINES["cloud"], 9, known=True) == 5
+    assert line.limit == 2 * FIRST
+
+
+def test_two_objects_share_the_largest_limit() -> None:
+    line = Line(clock=ManualClock(), most=6)
+    with line.measured(8) as first, line.measured(8) as second:
+        assert (first.limit, second.limit) == (4, 1)
 
 
 def test_two_uploads_share_the_limit_and_are_not_measured() -> None:

@@ -53,10 +53,10 @@ class Slow(LocalStore):
         self.created.append(key)
         return super().create(key, data)
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         if fnmatch.fnmatch(key, self.pattern):
             assert self.release.wait(600)
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
 
 
 @pytest.fixture
@@ -166,10 +166,12 @@ def test_the_vectors_of_an_exchange_are_freed_before_the_state_is_copied(
 
 def test_the_error_of_a_write_ends_the_replica(tiny_group: MakeGroup) -> None:
     class Refusing(LocalStore):
-        def put_stream(self, key: str, make_parts: MakeParts) -> None:
+        def put_stream(
+            self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None
+        ) -> None:
             if key.startswith("checkpoints/00000002/"):
                 raise StoreDenied(f"{key}: quota exceeded")
-            super().put_stream(key, make_parts)
+            super().put_stream(key, make_parts, size_bytes=size_bytes)
 
     group = tiny_group(num_replicas=1, total_rounds=8)
     group.store = Refusing(group.root)

@@ -60,9 +60,9 @@ class Counting(LocalStore):
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
 
-    def put_stream(self, key: str, make_parts: MakeParts) -> None:
+    def put_stream(self, key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
         self.uploads += 1
-        super().put_stream(key, make_parts)
+        super().put_stream(key, make_parts, size_bytes=size_bytes)
         if self.uploads <= self._spoilt:
             self.put(key, b"\xff" + self.get(key)[1:])
 
