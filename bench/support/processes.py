@@ -7,13 +7,20 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from tests.emulators.s3 import S3Server
 
 T = TypeVar("T")
+
+RECLAIM_S = 30.0
+"""Seconds between two requests to free the space of deleted objects."""
 
 _barrier: Any = None
 
@@ -73,9 +80,29 @@ def s3_server() -> Iterator[str]:
     with (
         in_memory() as folder,
         running_s3(Path(folder), binary, volumes=40, memory="3GiB") as server,
+        _reclaiming(server),
     ):
         os.environ.update(server.env)
         yield f"s3://{server.bucket}/bench"
+
+
+@contextlib.contextmanager
+def _reclaiming(server: S3Server) -> Iterator[None]:
+    """Free the space of deleted objects twice a minute, so that many rounds fit into memory."""
+    is_over = threading.Event()
+
+    def reclaim() -> None:
+        while not is_over.wait(RECLAIM_S):
+            with contextlib.suppress(OSError):
+                server.reclaim()
+
+    thread = threading.Thread(target=reclaim, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ def _copy(
             yield part
 
     try:
-        into.put_stream(key, parts)
+        into.put_stream(key, parts, size_bytes=stored.size_bytes)
     except MissingKey as error:
         raise ForkError(f"{error} was deleted while it was read") from None
     if not read.matches(stored.digest):

@@ -222,6 +222,7 @@ class _ReadAhead:
                 flight = self._line.begin(
                     request[2],
                     alone=not self._ahead,
+                    held=len(self._ahead),
                     left=len(self._requests),
                     share=self._share,
                     retry=self._begin,

@@ -58,18 +58,24 @@ class LimitState:
     hold: int = HOLD
     upward: bool = True
 
+    @property
+    def needs_rate(self) -> bool:
+        """Whether the next transfer must have exactly ``limit`` parts in flight to be measured. A
+        step is compared with rates that were measured just before it."""
+        return self.stage is not Stage.HOLD or self.seen >= self.hold - SAMPLES
+
 
 def in_equal_turns(limit: int, parts: int, *, most: int) -> int:
-    """Return how many of the last ``parts`` to have in flight: ``limit``, or up to twice as many if
-    few would remain at the end, which do not fill the line. At most ``most``.
+    """Return how many of an object's ``parts`` to have in flight: ``limit``, or more, at most
+    ``most``, if that makes its turns equal.
 
-    Parts that begin together end at about the same time. So 50 parts with a limit of 16 take four
-    turns, the last one of two parts; 17 at a time take three.
+    Parts that begin together end at about the same time, and a last turn of few parts does not fill
+    the line. With a limit of 16, 50 parts take four turns, the last one of two parts. With 17 in
+    flight they take three.
     """
-    if parts <= min(2 * limit, most):
-        return max(limit, parts)
-    turns = max(2, round(parts / limit))
-    return min(most, max(limit, -(-parts // turns)))
+    turns = max(1, parts // limit)
+    in_flight = -(-parts // turns)
+    return in_flight if limit < in_flight <= most else limit
 
 
 def first_state(most: int) -> LimitState:
@@ -91,6 +97,11 @@ def observed(state: LimitState, rate: float) -> LimitState:
         state = replace(state, rate=average)
         return _stepped(state) if state.seen >= state.hold else state
     return _judged(state) if state.seen >= SAMPLES else state
+
+
+def unmeasured(state: LimitState) -> LimitState:
+    """Return the state after a transfer that was no measurement, while the limit is held."""
+    return replace(state, seen=state.seen + 1)
 
 
 def failed(state: LimitState) -> LimitState:

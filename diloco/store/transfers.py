@@ -1,4 +1,4 @@
-"""The parts that this process has in flight: at most as many as fill the line, and at most
+"""The parts that this process has in flight: about as many as fill the line, and at most
 :data:`BYTES_IN_FLIGHT`.
 
 One :class:`Line` for uploads and one for downloads serve all stores and rounds of a process, so a
@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from diloco.clock import Clock, SystemClock
 from diloco.store.base import PART_BYTES, StoreUnavailable
 from diloco.store.multipart import Data
-from diloco.store.transfer_limit import LimitState, failed, first_state, in_equal_turns, observed
+from diloco.store.transfer_limit import (
+    LimitState,
+    failed,
+    first_state,
+    in_equal_turns,
+    observed,
+    unmeasured,
+)
 
 BYTES_IN_FLIGHT = 384 * 2**20
 """Memory for the parts of one direction, requested and not yet taken by their reader."""
@@ -29,8 +36,9 @@ EXPECTED_SHARE = 0.75
 SATURATED = 0.75
 """Share of the limit that must have been in flight during a transfer for it to count as a
 measurement of that limit."""
-OVERFULL = 1.25
-"""Share of the limit above which a transfer does not count as a measurement of it."""
+LAST_PARTS = 4
+"""A reader that has the line alone begins its last parts together if that exceeds the limit by at
+most the limit over this number, so that no few remain at the end, which do not fill the line."""
 FEWEST_PARTS = 4
 """Parts of one observation; as many as the limit if that is more."""
 BACK_OFF_S = 1.0
@@ -113,7 +121,8 @@ class Line:
         size_bytes: int,
         *,
         alone: bool,
-        left: int | None = None,
+        held: int = 0,
+        left: int = 0,
         share: float = 1.0,
         retry: Callable[[], bool] | None = None,
     ) -> Flight | None:
@@ -123,8 +132,8 @@ class Line:
         progress. :meth:`end` and :meth:`release` must follow.
 
         Args:
-            left: Parts of this reader that have not begun, with this one. The last parts of a
-                transfer can exceed the limit (:func:`~diloco.store.transfer_limit.in_equal_turns`).
+            held: Parts of this reader that were requested and not yet taken.
+            left: Its parts that have not begun, with this one; 0 if their number is unknown.
             share: Of the memory for parts, as a fraction: all readers together hold no more when
                 this part begins.
             retry: After a refusal, called once when another reader leaves room
@@ -132,7 +141,12 @@ class Line:
         """
         with self._lock:
             held_bytes = self._held_bytes + size_bytes
-            is_full = self._is_full(share, left) or held_bytes > share * self._budget_bytes
+            limit = self._state.limit
+            last = self._in_flight + left
+            is_only = held == self._held and not self._state.needs_rate
+            if left and is_only and last <= limit + limit // LAST_PARTS:
+                limit = last
+            is_full = self._is_full(limit, share) or held_bytes > share * self._budget_bytes
             if is_full and not alone:
                 if retry is not None:
                     self._refused[retry] = None
@@ -151,11 +165,12 @@ class Line:
             if not complete or seconds <= 0 or flight.changes != self._changes:
                 return
             in_flight = (self._area - flight.area) / seconds
-            if not SATURATED <= in_flight / self._state.limit <= OVERFULL:
+            if in_flight < SATURATED * self._state.limit:
                 return
             self._sampled += 1
             self._seconds += seconds
-            self._weighted_bytes += in_flight * flight.size_bytes
+            # More than the limit must not make the limit look faster: a higher one would not pay.
+            self._weighted_bytes += min(in_flight, self._state.limit) * flight.size_bytes
             if self._sampled >= max(FEWEST_PARTS, self._state.limit):
                 self._change(observed(self._state, self._weighted_bytes / self._seconds))
                 self._reset_sample()
@@ -170,7 +185,7 @@ class Line:
         """Call the readers that were refused, if the line has room. The caller holds no lock that
         they need."""
         with self._lock:
-            if self._is_full():
+            if self._is_full(self._state.limit):
                 return
             refused, self._refused = self._refused, {}
         returned = [retry() for retry in refused]
@@ -182,13 +197,8 @@ class Line:
         with self._lock:
             self._refused.pop(retry, None)
 
-    def _is_full(self, share: float = 1.0, left: int | None = None) -> bool:
-        limit = self._state.limit
-        if self._held >= share * READ_AHEAD * limit:
-            return True
-        if left is not None:
-            limit = in_equal_turns(limit, self._in_flight + left, most=self.most)
-        return self._in_flight >= limit
+    def _is_full(self, limit: int, share: float = 1.0) -> bool:
+        return self._in_flight >= limit or self._held >= share * READ_AHEAD * self._state.limit
 
     def _advance(self) -> float:
         now_s = self._clock.monotonic()
@@ -201,19 +211,19 @@ class Line:
     @contextlib.contextmanager
     def measured(self, parts: int | None = None) -> Iterator[StreamedObject]:
         """Measure the transfer of one object, of ``parts`` if they are known, by a client that
-        divides it itself. Several at a time share the limit and are not measured."""
+        divides it itself. Several at a time share the limit and are not measured. One that needs
+        no measurement can have more in flight, for equal turns."""
         with self._lock:
-            share = limit = max(1, self._state.limit - self._granted)
+            limit = max(1, self._state.limit - self._granted)
             alone = self._granted == 0
-            if parts is not None:
-                most = max(1, self.most - self._granted)
-                limit = in_equal_turns(limit, parts, most=most)
-                alone = alone and (parts > limit or limit <= OVERFULL * share)
-            self._granted += limit
+            in_flight = limit
+            if parts is not None and alone and not self._state.needs_rate:
+                in_flight = in_equal_turns(limit, parts, most=self.most)
+            self._granted += in_flight
             self._objects_begun += 1
             begun, changes = self._objects_begun, self._changes
             started_s = self._clock.monotonic()
-        stream = StreamedObject(limit)
+        stream = StreamedObject(in_flight)
         complete = False
         try:
             yield stream
@@ -223,11 +233,13 @@ class Line:
             raise
         finally:
             with self._lock:
-                self._granted -= limit
+                self._granted -= in_flight
                 seconds = self._clock.monotonic() - started_s
                 alone = alone and (self._objects_begun, self._changes) == (begun, changes)
-                if complete and alone and seconds > 0 and stream.parts >= SATURATED * share:
-                    self._change(observed(self._state, stream.size_bytes / seconds))
+                if complete and alone and seconds > 0 and stream.parts >= SATURATED * limit:
+                    rate = stream.size_bytes / seconds
+                    exact = in_flight == limit
+                    self._change(observed(self._state, rate) if exact else unmeasured(self._state))
 
     # -- the limit -------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class FaultyStore:
             self._abort_upload(key, make_parts)
             raise StoreUnavailable(f"{request}: torn")
         body = [bytes(part) for part in make_parts()]
-        self._write(request, lambda: self.inner.put_stream(key, lambda: body))
+        put = self.inner.put_stream
+        self._write(request, lambda: put(key, lambda: body, size_bytes=size_bytes))
 
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._read(f"get {key}", lambda: self.inner.get(key, limit=limit))

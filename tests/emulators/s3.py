@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from tests.emulators.serving import accepts, child, free_ports, wait_until
 
@@ -24,6 +25,7 @@ class S3Server:
     bucket: str
     access_key: str
     secret_key: str
+    master_url: str = ""
 
     @property
     def env(self) -> dict[str, str]:
@@ -35,7 +37,16 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def reclaim(self) -> None:
+        """Free the space of deleted objects, which SeaweedFS itself does every 15 minutes."""
+        address = f"{self.master_url}/vol/vacuum?garbageThreshold={GARBAGE}"
+        with urlopen(address, timeout=RECLAIM_TIMEOUT_S) as response:
+            response.read()
 
+
+GARBAGE = 0.3
+"""Share of deleted bytes from which a volume is compacted."""
+RECLAIM_TIMEOUT_S = 60.0
 ROLE_ARN = "arn:aws:iam::role/replicas"
 """A role that the server's user can assume through the STS at the same address. It has all
 permissions; session policies are enforced."""
@@ -94,6 +105,7 @@ def running_s3(
         bucket="archipelago",
         access_key="test-key",
         secret_key="test-secret",
+        master_url=f"http://127.0.0.1:{ports['master.port']}",
     )
     identity = {
         "name": "test",

@@ -147,11 +147,11 @@ def abort_first_upload(name: str) -> None:
     """Let the first upload of this name fail after its first part."""
     put, failed = LocalStore.put_stream, []
 
-    def failing(store: LocalStore, key: str, make_parts: MakeParts) -> None:
+    def failing(store: LocalStore, key: str, make_parts: MakeParts, **hints: int) -> None:
         if key.endswith(name) and not failed:
             failed.append(next(iter(make_parts())))
             raise StoreUnavailable("the connection was closed")
-        put(store, key, make_parts)
+        put(store, key, make_parts, **hints)
 
     LocalStore.put_stream = failing  # type: ignore[method-assign]
 

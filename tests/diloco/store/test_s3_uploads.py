@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,7 +17,9 @@ from obstore.exceptions import GenericError
 from diloco.clock import SystemClock
 from diloco.store import s3
 from diloco.store.base import StoreUnavailable
+from diloco.store.metered import MeteredStore
 from diloco.store.retry import RetryingStore
+from diloco.store.transfer_limit import Stage
 from diloco.store.transfers import Line
 from tests.diloco.clocks import ManualClock
 from tests.emulators.faults import HangUp
@@ -64,10 +67,18 @@ def test_an_upload_of_a_known_size_has_its_parts_in_equal_turns(
 
     monkeypatch.setattr(obstore, "put", put)
     monkeypatch.setattr(s3, "PART_BYTES", 1000)
-    store = s3.ObstoreStore("s3://bucket/run", environment=ACCESS)
-    for _ in range(2):
-        store.put_stream("a", lambda: [b"x"] * 9, size_bytes=8001)
-    assert limits == [5, 9]
+    line._state = replace(line._state, stage=Stage.HOLD)
+    store = MeteredStore(
+        RetryingStore(
+            s3.ObstoreStore("s3://bucket/run", environment=ACCESS),
+            clock=ManualClock(),
+            rng=random.Random(0),
+            deadline_s=60.0,
+        )
+    )
+    store.put_stream("a", lambda: [b"x"] * 9, size_bytes=8001)
+    store.put_stream("a", lambda: [b"x"] * 9)
+    assert limits == [5, 4]
 
 
 def test_an_upload_without_a_thread_can_be_retried_and_returns_its_slot(

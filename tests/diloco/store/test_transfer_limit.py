@@ -116,20 +116,18 @@ def test_a_limit_below_one_is_refused() -> None:
     [
         (16, 119, 17),  # seven turns instead of seven and a half
         (16, 50, 17),
+        (16, 48, 16),
+        (16, 40, 20),
         (16, 24, 24),  # all at once
         (16, 26, 16),  # all at once would be more than the largest limit
-        (16, 40, 20),
-        (16, 44, 16),  # 15 would be fewer than fill the line
-        (4, 8, 8),
         (4, 9, 5),
         (24, 50, 24),
-        (1, 2, 2),
         (1, 3, 1),
         (16, 3, 16),
         (16, 0, 16),
     ],
 )
-def test_the_last_turn_of_a_transfer_has_as_many_parts_as_the_others(
+def test_the_last_turn_of_an_object_has_as_many_parts_as_the_others(
     limit: int, parts: int, in_flight: int
 ) -> None:
     assert in_equal_turns(limit, parts, most=24) == in_flight
@@ -138,7 +136,7 @@ def test_the_last_turn_of_a_transfer_has_as_many_parts_as_the_others(
 def test_turns_never_have_fewer_parts_than_the_limit() -> None:
     for limit in range(1, 25):
         for parts in range(200):
-            assert limit <= in_equal_turns(limit, parts, most=24) <= min(24, 2 * limit)
+            assert limit <= in_equal_turns(limit, parts, most=24) <= 24
 
 
 # -- lines: parts in transfer ------------------------------------------------------------------
@@ -152,8 +150,12 @@ def transfer(
     begun_s, left, most = clock.now_s, parts, 0
     active: list[list[float]] = []  # the latency and the bytes that are left of each part
     flights: list[Flight] = []
+
+    def begun() -> Flight | None:
+        return line.begin(part_bytes, alone=not active, held=len(active), left=left)
+
     while left or active:
-        while left and (flight := line.begin(part_bytes, alone=not active, left=left)):
+        while left and (flight := begun()):
             active.append([simulated.latency_s, float(part_bytes)])
             flights.append(flight)
             left -= 1
@@ -217,6 +219,40 @@ def test_the_parts_held_stay_within_the_budget() -> None:
     assert line.begin(6 * PART_BYTES, alone=True) is not None, "every reader makes progress"
 
 
+def held(line: Line, limit: int) -> None:
+    line._state = replace(first_state(MOST), limit=limit, chosen=limit, stage=Stage.HOLD)
+
+
+def begun(line: Line, parts: int, **reader: int) -> int:
+    """Begin parts until the line is full; return how many began."""
+    return sum(line.begin(PART_BYTES, alone=False, **reader) is not None for _ in range(parts))
+
+
+def test_the_last_parts_of_a_reader_that_has_the_line_alone_begin_together() -> None:
+    line = Line(clock=ManualClock(), most=MOST)
+    held(line, 8)
+    assert begun(line, 8) == 8
+    assert begun(line, 1, held=8, left=3) == 0, "eleven are more than five quarters of eight"
+    assert begun(line, 1, held=7, left=2) == 0, "another reader holds a part"
+    line._state = replace(line._state, stage=Stage.STEP)
+    assert begun(line, 1, held=8, left=2) == 0, "a limit is tried"
+    held(line, 8)
+    assert begun(line, 1, held=8, left=2) == begun(line, 1, held=9, left=1) == 1
+
+
+def test_parts_above_the_limit_do_not_make_it_look_faster() -> None:
+    """Each reader has one part, whatever the limit."""
+    clock = ManualClock()
+    line = Line(clock=clock, most=MOST)
+    flights = [line.begin(PART_BYTES, alone=True) for _ in range(2 * FIRST)]
+    clock.sleep(1.0)
+    for flight in flights:
+        assert flight is not None
+        line.end(flight, complete=True)
+    assert line._state.rate == FIRST * PART_BYTES
+    assert line.limit == 2 * FIRST
+
+
 def test_parts_that_fail_are_not_measured_and_one_overload_counts_once() -> None:
     clock = ManualClock()
     line = Line(clock=clock, most=MOST)
@@ -237,10 +273,12 @@ def test_parts_that_fail_are_not_measured_and_one_overload_counts_once() -> None
 def upload(
     line: Line, clock: ManualClock, simulated: SimulatedLine, parts: int, *, known: bool = False
 ) -> int:
-    """Upload one object in ``parts``; return its limit."""
+    """Upload one object in ``parts``, turn by turn; return how many were in flight."""
     with line.measured(parts if known else None) as stream:
-        size_bytes = sum(len(part) for part in stream.counted([bytes(1000)] * parts))
-        clock.sleep(size_bytes / simulated.rate(stream.limit, 1000))
+        assert len(list(stream.counted([bytes(1000)] * parts))) == parts
+        for first in range(0, parts, stream.limit):
+            turn = min(stream.limit, parts - first)
+            clock.sleep(turn * 1000 / simulated.rate(turn, 1000))
         return stream.limit
 
 
@@ -261,31 +299,42 @@ def test_objects_with_few_parts_leave_the_limit(known: bool) -> None:
     assert line.limit == FIRST
 
 
-def test_objects_in_one_turn_do_not_end_the_search_for_a_higher_limit() -> None:
-    """With eight parts a limit of 16 gives no more than 8, which is no measurement of 16."""
-    clock, simulated = ManualClock(), SimulatedLine(0.06, 90 * MB, 12 * 1000 / 0.06)
-    line = Line(clock=clock, most=64)
-    found = []
-    for _ in range(2):
-        upload(line, clock, simulated, 200, known=True)
-        assert upload(line, clock, simulated, 8, known=True) >= 8
-        found.append(line.limit)
-    assert found[:2] == [16, 32]
+FULL_AT_12 = SimulatedLine(0.06, 90 * MB, 12 * 1000 / 0.06)
 
 
-def test_an_object_of_up_to_twice_the_limit_has_all_parts_in_flight() -> None:
+def test_an_object_has_equal_turns_while_the_limit_is_held() -> None:
+    """While a limit is tried, and before the next one is, an object has exactly the limit."""
     clock = ManualClock()
-    line = Line(clock=clock, most=MOST)
-    assert upload(line, clock, LINES["cloud"], 8, known=True) == 8
-    assert line.limit == FIRST, "eight in flight do not measure a limit of four"
-    assert upload(line, clock, LINES["cloud"], 9, known=True) == 5
-    assert line.limit == 2 * FIRST
+    line = Line(clock=clock, most=24)
+    found = [(line.limit, upload(line, clock, FULL_AT_12, 50, known=True)) for _ in range(12)]
+    assert found == [
+        *((limit, limit) for limit in (4, 8, 16, 24)),
+        *((16, 17), (16, 17), (16, 16), (16, 16)),
+        *((20, 20), (20, 20), (24, 24), (24, 24)),
+    ]
 
 
-def test_two_objects_share_the_largest_limit() -> None:
-    line = Line(clock=ManualClock(), most=6)
-    with line.measured(8) as first, line.measured(8) as second:
-        assert (first.limit, second.limit) == (4, 1)
+@pytest.mark.parametrize("parts", [20, 45, 53])
+def test_the_limit_rises_again_after_an_error_with_equal_turns(parts: int) -> None:
+    def chosen(known: bool) -> int:
+        clock = ManualClock()
+        line = Line(clock=clock, most=24)
+        line.back_off()
+        for _ in range(200):
+            upload(line, clock, LINES["cloud"], parts, known=known)
+        return line._state.chosen
+
+    assert chosen(known=True) >= chosen(known=False) > FIRST
+
+
+def test_two_objects_do_not_have_equal_turns() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    for _ in range(4):
+        upload(line, clock, FULL_AT_12, 50)
+    assert line._state.stage is Stage.HOLD
+    with line.measured(50) as first, line.measured(50) as second:
+        assert (first.limit, second.limit) == (17, 1)
 
 
 def test_two_uploads_share_the_limit_and_are_not_measured() -> None:

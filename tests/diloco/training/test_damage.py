@@ -91,13 +91,13 @@ def test_a_damaged_upload_is_detected_and_repeated(
     uploads: list[str] = []
     store_stream = LocalStore.put_stream
 
-    def damaged_once(self: LocalStore, name: str, make_parts: Any) -> None:
+    def damaged_once(self: LocalStore, name: str, make_parts: Any, **hints: int) -> None:
         if fnmatch.fnmatch(name, key) and not any(fnmatch.fnmatch(n, key) for n in uploads):
             uploads.append(name)
             self.put(name, flipped(b"".join(map(bytes, make_parts())), -1))
             return
         uploads.append(name)
-        store_stream(self, name, make_parts)
+        store_stream(self, name, make_parts, **hints)
 
     monkeypatch.setattr(LocalStore, "put_stream", damaged_once)
     members = [group.start(n) for n in range(2)]
