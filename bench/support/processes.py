@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -93,7 +94,7 @@ def _reclaiming(server: S3Server) -> Iterator[None]:
 
     def reclaim() -> None:
         while not is_over.wait(RECLAIM_S):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, HTTPException):
                 server.reclaim()
 
     thread = threading.Thread(target=reclaim, daemon=True)

@@ -100,8 +100,9 @@ def observed(state: LimitState, rate: float) -> LimitState:
 
 
 def unmeasured(state: LimitState) -> LimitState:
-    """Return the state after a transfer that was no measurement, while the limit is held."""
-    return replace(state, seen=state.seen + 1)
+    """Return the state after a transfer that was no measurement, while the limit is held. The rate
+    from before it is forgotten, because the line can have changed."""
+    return replace(state, seen=state.seen + 1, rate=0.0)
 
 
 def failed(state: LimitState) -> LimitState:

@@ -145,7 +145,7 @@ class Line:
             last = self._in_flight + left
             is_only = held == self._held and not self._state.needs_rate
             if left and is_only and last <= limit + limit // LAST_PARTS:
-                limit = last
+                limit = min(last, self._state.most)
             is_full = self._is_full(limit, share) or held_bytes > share * self._budget_bytes
             if is_full and not alone:
                 if retry is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pytest
@@ -220,7 +221,7 @@ def test_the_parts_held_stay_within_the_budget() -> None:
 
 
 def held(line: Line, limit: int) -> None:
-    line._state = replace(first_state(MOST), limit=limit, chosen=limit, stage=Stage.HOLD)
+    line._state = replace(first_state(line.most), limit=limit, chosen=limit, stage=Stage.HOLD)
 
 
 def begun(line: Line, parts: int, **reader: int) -> int:
@@ -238,6 +239,10 @@ def test_the_last_parts_of_a_reader_that_has_the_line_alone_begin_together() -> 
     assert begun(line, 1, held=8, left=2) == 0, "a limit is tried"
     held(line, 8)
     assert begun(line, 1, held=8, left=2) == begun(line, 1, held=9, left=1) == 1
+    line = Line(clock=ManualClock(), most=9)
+    held(line, 8)
+    assert begun(line, 8) == begun(line, 1, held=8, left=2) * 8
+    assert begun(line, 1, held=9, left=1) == 0, "there are no more threads"
 
 
 def test_parts_above_the_limit_do_not_make_it_look_faster() -> None:
@@ -333,8 +338,26 @@ def test_two_objects_do_not_have_equal_turns() -> None:
     for _ in range(4):
         upload(line, clock, FULL_AT_12, 50)
     assert line._state.stage is Stage.HOLD
-    with line.measured(50) as first, line.measured(50) as second:
-        assert (first.limit, second.limit) == (17, 1)
+    with ExitStack() as stack:
+        with line.measured(50) as first:
+            second = stack.enter_context(line.measured(50))
+            assert (first.limit, second.limit) == (17, 1)
+        with line.measured(50) as third:
+            assert third.limit == 15, "the second one still has a part in flight"
+
+
+def test_steps_are_compared_with_rates_that_were_measured_just_before() -> None:
+    """A line that became slower during equal turns is not one that a step made slower."""
+    clock, slower = ManualClock(), replace(FULL_AT_12, total=FULL_AT_12.total / 4)
+    line = Line(clock=clock, most=24)
+    while not (line._state.stage is Stage.HOLD and line._state.hold == 4):
+        upload(line, clock, FULL_AT_12, 50, known=True)
+    assert line._state.rate > slower.total
+    assert upload(line, clock, slower, 50, known=True) == 17
+    assert line._state.rate == 0, "more than the limit were in flight"
+    upload(line, clock, slower, 50, known=True)
+    assert upload(line, clock, slower, 50, known=True) == 16
+    assert 0 < line._state.rate <= slower.total
 
 
 def test_two_uploads_share_the_limit_and_are_not_measured() -> None:
