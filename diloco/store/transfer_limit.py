@@ -6,6 +6,10 @@ trying: the limit doubles while that pays, and later one step up or down is trie
 step is kept if the rate changes by more (up) or less (down) than :data:`PAYS` of the change of the
 limit, so that the limit stays where the line is just full. An error halves it.
 
+An object whose number of parts is known goes in turns of as many parts as are in flight. While all
+objects that are measured have the same number of parts, a step is to the next number of turns;
+another limit with as many turns would be no faster.
+
 Everything here is a pure function of the state and one observation.
 """
 
@@ -45,7 +49,9 @@ class LimitState:
 
     ``chosen`` is the best limit so far and ``rate`` its rate in bytes per second, 0 if unknown.
     ``limit`` differs from it while another limit is tried. ``seen`` and ``total`` count and sum the
-    rates of the current stage. The limit stays between 1 and ``most``.
+    rates of the current stage. ``parts`` is the number of parts of every object that was measured
+    since the limit is held, while it doubles that of the last one; 0 if it is unknown or not the
+    same. The limit stays between 1 and ``most``.
     """
 
     most: int
@@ -57,12 +63,20 @@ class LimitState:
     total: float = 0.0
     hold: int = HOLD
     upward: bool = True
+    parts: int = 0
 
     @property
     def needs_rate(self) -> bool:
-        """Whether the next transfer must have exactly ``limit`` parts in flight to be measured. A
-        step is compared with rates that were measured just before it."""
+        """Whether the next transfer must be measured: a step is compared with rates that were
+        measured just before it."""
         return self.stage is not Stage.HOLD or self.seen >= self.hold - SAMPLES
+
+    def in_flight(self, parts: int) -> int:
+        """Return how many of an object's ``parts`` to have in flight: equal turns, except if it
+        must be measured and others had another number of parts."""
+        if self.needs_rate and parts != self.parts:
+            return self.limit
+        return in_equal_turns(self.limit, parts, most=self.most)
 
 
 def in_equal_turns(limit: int, parts: int, *, most: int) -> int:
@@ -75,7 +89,8 @@ def in_equal_turns(limit: int, parts: int, *, most: int) -> int:
     """
     turns = max(1, parts // limit)
     in_flight = -(-parts // turns)
-    return in_flight if limit < in_flight <= most else limit
+    is_little = in_flight * turns <= limit * (turns + 1)
+    return in_flight if limit < in_flight <= most and is_little else limit
 
 
 def first_state(most: int) -> LimitState:
@@ -86,23 +101,35 @@ def first_state(most: int) -> LimitState:
     return LimitState(most=most, limit=min(FIRST, most), chosen=min(FIRST, most))
 
 
-def observed(state: LimitState, rate: float) -> LimitState:
-    """Return the state after the line gave ``rate`` bytes per second with ``state.limit`` parts in
-    flight."""
+def observed(
+    state: LimitState, rate: float, *, parts: int = 0, in_flight: int | None = None
+) -> LimitState:
+    """Return the state after the line gave ``rate`` bytes per second with ``in_flight`` parts in
+    flight, ``state.limit`` if not given, of an object of ``parts``, 0 if unknown."""
     if state.stage is Stage.DOUBLE:
-        return _doubled(state, rate)
-    state = replace(state, seen=state.seen + 1, total=state.total + rate)
+        return _doubled(state, rate, parts)
     if state.stage is Stage.HOLD:
-        average = rate if not state.rate else state.rate + SMOOTHING * (rate - state.rate)
-        state = replace(state, rate=average)
+        state = _averaged(state, rate, parts, in_flight in (None, state.limit))
         return _stepped(state) if state.seen >= state.hold else state
+    state = replace(state, seen=state.seen + 1, total=state.total + rate)
     return _judged(state) if state.seen >= SAMPLES else state
 
 
-def unmeasured(state: LimitState) -> LimitState:
-    """Return the state after a transfer that was no measurement, while the limit is held. The rate
-    from before it is forgotten, because the line can have changed."""
-    return replace(state, seen=state.seen + 1, rate=0.0)
+def _averaged(state: LimitState, rate: float, parts: int, is_exact: bool) -> LimitState:
+    """Return the state with ``rate`` in the average at the held limit.
+
+    Earlier rates are forgotten if they do not compare with this one, and this one is no measurement
+    if it had more than the limit in flight, for equal turns, and earlier objects other turns.
+    """
+    seen, same = state.seen + 1, parts == state.parts
+    if not (same or is_exact or state.seen == 0):
+        return replace(state, seen=seen, rate=0.0, parts=0)
+    if same or (state.seen and not state.parts):
+        before = state.rate or rate
+        average = before + SMOOTHING * (rate - before)
+    else:
+        average = rate
+    return replace(state, seen=seen, rate=average, parts=parts if same or state.seen == 0 else 0)
 
 
 def failed(state: LimitState) -> LimitState:
@@ -112,29 +139,64 @@ def failed(state: LimitState) -> LimitState:
     return LimitState(most=state.most, limit=half, chosen=half, stage=Stage.HOLD)
 
 
-def _doubled(state: LimitState, rate: float) -> LimitState:
-    if state.rate and not _pays(state, rate):
-        return _held(state, hold=HOLD)
-    state = replace(state, chosen=state.limit, rate=rate)
+def _doubled(state: LimitState, rate: float, parts: int) -> LimitState:
+    compared = state if parts == state.parts else replace(state, parts=0)
+    if state.rate and not _pays(compared, rate):
+        return replace(_held(state, hold=HOLD), parts=parts)
+    state = replace(state, chosen=state.limit, rate=rate, parts=parts)
     if state.limit == state.most:
         return replace(_held(state, hold=HOLD), upward=False)
     return replace(state, limit=min(2 * state.limit, state.most))
 
 
 def _stepped(state: LimitState) -> LimitState:
-    """Try the next limit in the direction whose turn it is, or in the other one at a bound."""
-    size = max(1, state.chosen // STEP)
-    upward = (state.upward or state.chosen == 1) and state.chosen < state.most
-    limit = min(state.chosen + size, state.most) if upward else max(1, state.chosen - size)
+    """Try the next limit in the direction whose turn it is; without one the step is vain."""
+    limit = _neighbour(state, upward=state.upward)
     if limit == state.chosen:
-        return _held(state, hold=state.hold)
-    return replace(state, stage=Stage.STEP, limit=limit, upward=upward, seen=0, total=0.0)
+        return _turned(state)
+    return replace(state, stage=Stage.STEP, limit=limit, seen=0, total=0.0)
+
+
+def _neighbour(state: LimitState, *, upward: bool) -> int:
+    """Return the limit a step up or down; the chosen limit if there is none.
+
+    The step is greater if that changes nothing: upward the number of turns if a limit can, and
+    otherwise the parts in flight.
+    """
+    size = max(1, state.chosen // STEP)
+    if upward:
+        limits = range(min(state.chosen + size, state.most), state.most + 1)
+    else:
+        limits = range(max(state.chosen - size, 1), 0, -1)
+    for changes in (_turns, _in_flight) if upward else (_in_flight,):
+        now = changes(state, state.chosen)
+        found = next((limit for limit in limits if changes(state, limit) != now), None)
+        if found is not None:
+            return found
+    return state.chosen
+
+
+def _in_flight(state: LimitState, limit: int) -> int:
+    """Return the parts in flight with a limit, of objects like those that were measured."""
+    if not state.parts:
+        return limit
+    return min(state.parts, in_equal_turns(limit, state.parts, most=state.most))
+
+
+def _turns(state: LimitState, limit: int) -> int:
+    """Return the turns of the objects that were measured, less for a higher limit."""
+    return -(-state.parts // _in_flight(state, limit)) if state.parts else -limit
 
 
 def _judged(state: LimitState) -> LimitState:
     rate = state.total / state.seen
     if _pays(state, rate):
         return _stepped(replace(state, chosen=state.limit, rate=rate, hold=HOLD))
+    return _turned(state)
+
+
+def _turned(state: LimitState) -> LimitState:
+    """Hold the chosen limit for twice as long as before, and then try the other direction."""
     turned = replace(state, upward=not state.upward)
     return _held(turned, hold=min(2 * state.hold, LONGEST_HOLD))
 
@@ -146,5 +208,5 @@ def _held(state: LimitState, *, hold: int) -> LimitState:
 def _pays(state: LimitState, rate: float) -> bool:
     """Return whether ``limit`` is better than the chosen one: a higher one must gain, and a lower
     one must lose less than, :data:`PAYS` of its change."""
-    change = state.limit / state.chosen - 1
+    change = _in_flight(state, state.limit) / _in_flight(state, state.chosen) - 1
     return rate > state.rate * (1 + PAYS * change)

@@ -21,9 +21,7 @@ from diloco.store.transfer_limit import (
     LimitState,
     failed,
     first_state,
-    in_equal_turns,
     observed,
-    unmeasured,
 )
 
 BYTES_IN_FLIGHT = 384 * 2**20
@@ -216,9 +214,7 @@ class Line:
         with self._lock:
             limit = max(1, self._state.limit - self._granted)
             alone = self._granted == 0
-            in_flight = limit
-            if parts is not None and alone and not self._state.needs_rate:
-                in_flight = in_equal_turns(limit, parts, most=self.most)
+            in_flight = self._state.in_flight(parts) if parts and alone else limit
             self._granted += in_flight
             self._objects_begun += 1
             begun, changes = self._objects_begun, self._changes
@@ -238,8 +234,8 @@ class Line:
                 alone = alone and (self._objects_begun, self._changes) == (begun, changes)
                 if complete and alone and seconds > 0 and stream.parts >= SATURATED * limit:
                     rate = stream.size_bytes / seconds
-                    exact = in_flight == limit
-                    self._change(observed(self._state, rate) if exact else unmeasured(self._state))
+                    found = observed(self._state, rate, parts=parts or 0, in_flight=in_flight)
+                    self._change(found)
 
     # -- the limit -------------------------------------------------------------------------------
 

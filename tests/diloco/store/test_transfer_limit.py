@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -124,6 +125,8 @@ def test_a_limit_below_one_is_refused() -> None:
         (4, 9, 5),
         (24, 50, 24),
         (1, 3, 1),
+        (2, 5, 3),
+        (2, 35, 2),  # three in flight would be twelve turns instead of eighteen
         (16, 3, 16),
         (16, 0, 16),
     ],
@@ -307,29 +310,57 @@ def test_objects_with_few_parts_leave_the_limit(known: bool) -> None:
 FULL_AT_12 = SimulatedLine(0.06, 90 * MB, 12 * 1000 / 0.06)
 
 
-def test_an_object_has_equal_turns_while_the_limit_is_held() -> None:
-    """While a limit is tried, and before the next one is, an object has exactly the limit."""
+def test_objects_of_one_size_have_equal_turns_from_the_second_one_on() -> None:
     clock = ManualClock()
     line = Line(clock=clock, most=24)
-    found = [(line.limit, upload(line, clock, FULL_AT_12, 50, known=True)) for _ in range(12)]
+    found = [(line.limit, upload(line, clock, FULL_AT_12, 50, known=True)) for _ in range(10)]
     assert found == [
-        *((limit, limit) for limit in (4, 8, 16, 24)),
-        *((16, 17), (16, 17), (16, 16), (16, 16)),
-        *((20, 20), (20, 20), (24, 24), (24, 24)),
+        *[(4, 4), (8, 9), (16, 17), (24, 24)],
+        *[(16, 17)] * 4,
+        *[(20, 20)] * 2,
     ]
 
 
-@pytest.mark.parametrize("parts", [20, 45, 53])
-def test_the_limit_rises_again_after_an_error_with_equal_turns(parts: int) -> None:
-    def chosen(known: bool) -> int:
+def test_objects_of_several_sizes_have_exactly_the_limit_where_it_is_measured() -> None:
+    """In the last two observations before a step and in the step."""
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    found = [
+        (line.limit, upload(line, clock, FULL_AT_12, parts, known=True))
+        for parts in (50, 50, 50, 50, 50, 40, 50, 40, 50, 40)
+    ]
+    assert found[4:] == [(16, 17), (16, 20), (16, 16), (16, 16), (20, 20), (20, 20)]
+
+
+@pytest.mark.parametrize("parts", [13, 20, 45, 53])
+def test_after_an_error_the_turns_become_as_few_as_before(parts: int) -> None:
+    """A limit with as many turns is no faster, so a step to it would never pay."""
+
+    def turns(errors: int) -> int:
         clock = ManualClock()
         line = Line(clock=clock, most=24)
-        line.back_off()
-        for _ in range(200):
-            upload(line, clock, LINES["cloud"], parts, known=known)
-        return line._state.chosen
+        for _ in range(errors):
+            line.back_off()
+            clock.sleep(2 * BACK_OFF_S)
+        found = [upload(line, clock, LINES["cloud"], parts, known=True) for _ in range(300)]
+        return -(-parts // statistics.mode(found))
 
-    assert chosen(known=True) >= chosen(known=False) > FIRST
+    assert turns(errors=1) == turns(errors=3) == turns(errors=0) == -(-parts // 24)
+
+
+def test_a_step_down_that_does_not_change_the_parts_in_flight_is_not_tried() -> None:
+    """With limits from 9 to 18, seventeen parts go at once."""
+    state = first_state(24)
+    for limit in (4, 8, 16, 24):
+        assert state.limit == limit
+        state = observed(state, LINES["cloud"].rate(limit), parts=17, in_flight=limit)
+    tried = set()
+    for _ in range(100):
+        tried.add(state.limit)
+        in_flight = state.in_flight(17)
+        rate = LINES["cloud"].rate(min(in_flight, 17))
+        state = observed(state, rate, parts=17, in_flight=in_flight)
+    assert tried == {24, 8}, "eight in flight are three turns"
 
 
 def test_two_objects_do_not_have_equal_turns() -> None:
@@ -346,18 +377,33 @@ def test_two_objects_do_not_have_equal_turns() -> None:
             assert third.limit == 15, "the second one still has a part in flight"
 
 
-def test_steps_are_compared_with_rates_that_were_measured_just_before() -> None:
-    """A line that became slower during equal turns is not one that a step made slower."""
-    clock, slower = ManualClock(), replace(FULL_AT_12, total=FULL_AT_12.total / 4)
+def test_equal_turns_of_several_sizes_are_no_measurements() -> None:
+    """Rates of other turns do not compare with those of a step."""
+    clock = ManualClock()
     line = Line(clock=clock, most=24)
-    while not (line._state.stage is Stage.HOLD and line._state.hold == 4):
+    while line._state.stage is not Stage.HOLD:
         upload(line, clock, FULL_AT_12, 50, known=True)
-    assert line._state.rate > slower.total
-    assert upload(line, clock, slower, 50, known=True) == 17
-    assert line._state.rate == 0, "more than the limit were in flight"
-    upload(line, clock, slower, 50, known=True)
-    assert upload(line, clock, slower, 50, known=True) == 16
-    assert 0 < line._state.rate <= slower.total
+    assert upload(line, clock, FULL_AT_12, 50, known=True) == 17
+    assert line._state.rate > 0
+    assert upload(line, clock, FULL_AT_12, 40, known=True) == 20
+    assert line._state.rate == 0
+    rates = []
+    for parts in (50, 40):
+        upload(line, clock, FULL_AT_12, parts, known=True)
+        rates.append(line._state.rate)
+    assert line._state.stage is Stage.STEP and rates[0] != rates[1] > 0
+
+
+def test_the_rate_of_another_size_is_forgotten() -> None:
+    state = first_state(24)
+    while state.stage is not Stage.HOLD:
+        state = observed(state, LINES["office"].rate(state.limit))
+    state = observed(state, 1.0, parts=50, in_flight=state.in_flight(50))
+    assert state.rate == 1.0, "the rates until now were of objects of unknown size"
+    state = observed(state, 2.0, parts=50, in_flight=state.in_flight(50))
+    assert 1.0 < state.rate < 2.0
+    state = observed(state, 3.0, parts=40, in_flight=state.limit)
+    assert state.rate == 3.0
 
 
 def test_two_uploads_share_the_limit_and_are_not_measured() -> None:
