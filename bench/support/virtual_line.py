@@ -59,6 +59,7 @@ def virtual(budget_bytes: int) -> Iterator[Scheduler]:
             ("exchange.round_exchange.call_in_daemon", virtual_time.call_in_daemon),
             ("protocol.parallel_reads.DaemonPool", virtual_time.ThreadPoolExecutor),
             ("exchange.reduce.DaemonPool", virtual_time.ThreadPoolExecutor),
+            ("exchange.reduce.wait", virtual_time.wait),
         ):
             stack.enter_context(mock.patch(f"diloco.{name}", value))
         for reads in (read_parts, ExpectedReads.__init__):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 Listed: TypeAlias = Mapping[int, tuple[str, ...]]
 """The digests of the stored objects by shard."""
 NOTHING: Mapping[int, str] = {}
+FIRST_PAUSE_S = 0.05
+"""Pause after the first listing of other owners' shards; twice as long after each further one."""
 SMALLEST_NORM = 1e-30
 """Norm below which a tensor counts as zero in RDA: a weight divided by it can exceed float32."""
 
@@ -175,14 +177,15 @@ class Reduction:
         """Reduce shards one after the other, and store each while the next one is summed; return
         their hex digests. Raises :class:`CannotReduce`.
 
-        When a shard is stored while another one is not, the shards of a listing (``listed``) are
-        read; what this leaves is read ahead of the commit once all shards are stored.
+        While the last of several shards is stored, those of other owners are read (``listed``
+        lists them). The rest is read ahead of the commit once all shards are stored.
         """
         digests: dict[int, str] = {}
         storing: list[Future[None]] = []
         spans = [self._spans[shard] for shard in shards]
         with (
             DaemonPool(1, "store_shard") as pool,
+            DaemonPool(1, "read_shards") as readers,
             contextlib.closing(self._payloads.pieces(*spans)) as pieces,
         ):
             for shard, span in zip(shards, spans, strict=True):
@@ -192,23 +195,67 @@ class Reduction:
                 key = keys.reduced_shard(self._plan.round, shard, digests[shard])
                 put = partial(self._store.put_stream, key, make_parts, size_bytes=size_bytes)
                 storing.append(_in_pool(pool, put))
-            later = storing[-1]
             for stored in storing[:-1]:
                 self._await_stored(stored)
-                found = self._listed_once(listed())
-                if stored is storing[-2]:  # after the uploads, because the pool has one thread
-                    later = _in_pool(pool, partial(self._list_and_read_ahead, listed, found))
-                self._read_early(found)
+            if len(storing) > 1:
+                own = {self._plan.owners[shard] for shard in shards}
+                self._read_others(set(self._plan.owners) - own, storing[-1], listed, readers)
             self._await_stored(storing[-1])
-            self._await_stored(later)
         return digests
+
+    def _read_others(
+        self,
+        owners: set[int],
+        storing: Future[None],
+        listed: Callable[[], Listed],
+        readers: DaemonPool,
+    ) -> None:
+        """Read a shard of each of ``owners`` while the last own one is stored (``storing``), and
+        begin to read the rest once all are stored. What is read early is decoded in a thread of
+        ``readers``; this one lists."""
+        found: dict[int, str] = {}
+        reading = self._read_first(owners, storing, listed, readers, found)
+        pause_s = FIRST_PAUSE_S
+        while not self.read_ahead(listed(), but=found) and not reading.done():
+            wait([reading], timeout=pause_s)
+            pause_s *= 2
+        reading.result()
+
+    def _read_first(
+        self,
+        owners: set[int],
+        storing: Future[None],
+        listed: Callable[[], Listed],
+        readers: DaemonPool,
+        found: dict[int, str],
+    ) -> Future[None]:
+        """Do the first half of :meth:`_read_others`; return the last read, and add the digests of
+        its shards to ``found``.
+
+        Owners store their first shards at about the same time. So a first listing that lacks some
+        is repeated after a pause, before those that are there are read.
+        """
+        reading: Future[None] = Future()
+        reading.set_result(None)
+        pause_s = 0.0
+        while not storing.done():
+            listing = self._listed_once(listed()).items()
+            new = {shard: digest for shard, digest in listing if shard not in found}
+            are_all = owners <= {self._plan.owners[shard] for shard in (*found, *new)}
+            if new and reading.done() and (pause_s or are_all):
+                reading.result()
+                found.update(new)
+                reading = _in_pool(readers, partial(self._read_early, new))
+            pause_s = 2 * pause_s or FIRST_PAUSE_S
+            is_complete = are_all and new.keys() <= found.keys()
+            is_idle = reading.done()  # a thread that reads measures its own time
+            with self._timings.measure("upload") if is_idle else contextlib.nullcontext():
+                wait([storing], timeout=None if is_complete else pause_s)
+        return reading
 
     def _await_stored(self, stored: Future[None]) -> None:
         with self._timings.measure("upload"):
             stored.result()
-
-    def _list_and_read_ahead(self, listed: Callable[[], Listed], but: Mapping[int, str]) -> None:
-        self.read_ahead(listed(), but=but)
 
     def _listed_once(self, reduced: Listed) -> dict[int, str]:
         """Return the digests of the shards that a listing has one version of, and the merged
@@ -228,13 +275,15 @@ class Reduction:
         ):
             self._read_shards(digests, early=True)
 
-    def read_ahead(self, reduced: Listed, *, but: Mapping[int, str] = NOTHING) -> None:
+    def read_ahead(self, reduced: Listed, *, but: Mapping[int, str] = NOTHING) -> bool:
         """Begin to read the shards of a listing, if it has one version of each, ``but`` those that
-        are being read. A commit of other versions drops the reads."""
+        are being read; return whether it has. A commit of other versions drops the reads."""
         found = [reduced.get(shard, ()) for shard in range(len(self._spans))]
-        if all(len(digests) == 1 for digests in found):
-            missing = self._missing_shards([digest for (digest,) in found])
-            self.expect({shard: wanted for shard, wanted in missing.items() if shard not in but})
+        if any(len(digests) != 1 for digests in found):
+            return False
+        missing = self._missing_shards([digest for (digest,) in found])
+        self.expect({shard: wanted for shard, wanted in missing.items() if shard not in but})
+        return True
 
     def expect(self, digests: Mapping[int, str]) -> None:
         """Begin to read this process's part of the shards that a commit is expected to name."""

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 SHARD_LOOKS = 2
 """Listings of reduced shards by a process whose turn it is not, to read them before the commit."""
+LARGE_SHARD_LOOKS = 16
+"""Those of a plan whose owners have several shards, which are large."""
 ARRIVAL_S = 1.0
 """Time after which a process looks again that has found hardly any contribution."""
 STAGGER_S = 1.0
@@ -206,6 +208,8 @@ class RoundSettlement:
         if plan is None:
             self._plan_was_missing = True
             return
+        if len(set(plan.owners)) < len(plan.owners) and self._sent is not None:
+            self._shard_looks = LARGE_SHARD_LOOKS
         self._context.history.plan.add(self._came_s() - self._started_s)
         self._commit_is_missing = self._plan_was_missing
 
@@ -311,8 +315,8 @@ class RoundSettlement:
     def _found_shards(self, plan: Plan, reduced: dict[int, tuple[str, ...]]) -> None:
         """Note a listing of reduced shards, and read them ahead of the commit."""
         self._reduced = reduced
-        if self._sent is not None:
-            self._reduction_of(plan).read_ahead(reduced)
+        if self._sent is not None and self._reduction_of(plan).read_ahead(reduced):
+            self._shard_looks = 0
 
     def _await_readable(
         self, damaged: Damaged, commit: Commit | None, now_s: float

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 from bench.support.cuts import small_cuts
 from diloco.clock import SystemClock
 from diloco.codecs import get_codec
+from diloco.exchange import reduce
 from diloco.exchange.payload import PayloadInfo, PayloadWriter
 from diloco.exchange.reduce import CannotReduce, Reduction
 from diloco.exchange.timings import Timings
@@ -22,6 +26,7 @@ from diloco.protocol import keys
 from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.settings import GroupSettings
 from diloco.store.base import LocalStore, MakeParts
+from diloco.store.daemon import DaemonPool
 from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
@@ -134,6 +139,62 @@ def test_listed_shards_are_read_once_before_the_commit(store: Counted, plan: Pla
     found = [store.reads[f"reduced/0000{shard}"] for shard in range(4)]
     assert found == [0, 2, 0, 2]
     assert torch.equal(merged.vector, reduction(store, plan).committed(commit).vector)
+
+
+@pytest.mark.parametrize(
+    ("listings", "first_read", "found"),
+    [
+        ([[], [1, 2]], 2, {1, 2}),
+        ([[1, 2]], 1, {1, 2}),
+        ([[1], [1, 2]], 2, {1, 2}),
+        ([[1], [1], [1, 2]], 2, {1, 2}),
+        ([[], [1], [1], [1, 2, 4]], 2, {1, 2, 4}),
+    ],
+    ids=["later", "at once", "one later", "one much later", "with a second one"],
+)
+def test_shards_of_each_other_owner_are_read_while_the_last_own_one_is_stored(
+    store: Counted,
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    listings: list[list[int]],
+    first_read: int,
+    found: set[int],
+) -> None:
+    """The first listing that lacks some is repeated once before those that are there are read."""
+    monkeypatch.setattr(reduce, "FIRST_PAUSE_S", 1e-6)
+    plan = replace(plan, owners=(0, 1, 2, 0, 1, 2))
+    digests = reduction(store, plan).store_shards([1, 2, 4, 5])
+    own = reduction(store, plan)
+    may_store = store.may_store["reduced/00003."] = threading.Event()
+    reads, begun, listed_so_far = Counter[tuple[int, int]](), [], 0
+    get_range, in_pool = store.get_range, reduce._in_pool
+
+    def read(key: str, start: int, length: int) -> bytes:
+        content = get_range(key, start, length)
+        if (parsed := keys.parse_reduced_shard(key)) and not may_store.is_set():
+            reads[parsed[1], start] += 1
+            if {shard for shard, _ in reads} == found:
+                may_store.set()
+        return content
+
+    def listed() -> dict[int, tuple[str, ...]]:
+        nonlocal listed_so_far
+        listed_so_far += 1
+        shards = listings[min(listed_so_far, len(listings)) - 1]
+        return {shard: (digests[shard],) for shard in shards}
+
+    def noted(pool: DaemonPool, function: partial[None]) -> Future[None]:
+        if function.func == own._read_early:
+            begun.append(listed_so_far)
+        return in_pool(pool, function)
+
+    monkeypatch.setattr(store, "get_range", read)
+    monkeypatch.setattr(reduce, "_in_pool", noted)
+    digests |= own.store_shards([0, 3], listed=listed)
+    assert begun[0] == first_read
+    assert set(reads.values()) == {1}
+    merged = own.committed(committed(*(digests[shard] for shard in range(6))))
+    assert torch.equal(merged.vector, reduction(store, plan).gather().vector)
 
 
 def test_early_versions_that_the_commit_does_not_name_are_replaced(

@@ -287,6 +287,7 @@ def virtual(harness: Harness) -> Iterator[None]:
         "diloco.training.background.wait": virtual_time.wait,
         "diloco.protocol.parallel_reads.DaemonPool": virtual_time.ThreadPoolExecutor,
         "diloco.exchange.reduce.DaemonPool": virtual_time.ThreadPoolExecutor,
+        "diloco.exchange.reduce.wait": virtual_time.wait,
         "diloco.training.final_export.sweep": harness.sweep,
         "diloco.training.group.call_in_daemon": virtual_time.call_in_daemon,
         "diloco.training.group.wait": virtual_time.wait,
