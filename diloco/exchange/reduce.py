@@ -211,8 +211,8 @@ class Reduction:
         readers: DaemonPool,
     ) -> None:
         """Read a shard of each of ``owners`` while the last own one is stored (``storing``), and
-        begin to read the rest once all are stored. What is read early is decoded in a thread of
-        ``readers``; this one lists."""
+        begin to read the rest once all are stored. A thread of ``readers`` decodes what is read
+        early; this one lists."""
         found: dict[int, str] = {}
         reading = self._read_first(owners, storing, listed, readers, found)
         pause_s = FIRST_PAUSE_S

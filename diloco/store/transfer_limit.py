@@ -30,6 +30,9 @@ HOLD, LONGEST_HOLD = 4, 64
 """Observations between two steps; twice as many after each step that did not pay."""
 SMOOTHING = 0.3
 """Weight of the newest rate in the average at the chosen limit."""
+SMALL, SMALL_IN_A_ROW = 0.5, 8
+"""Objects with less than this share of the parts of those that were measured are not measured, up
+to so many in a row: rates of objects of different sizes do not compare."""
 
 
 class Stage(enum.Enum):
@@ -51,7 +54,8 @@ class LimitState:
     ``limit`` differs from it while another limit is tried. ``seen`` and ``total`` count and sum the
     rates of the current stage. ``parts`` is the number of parts of every object that was measured
     since the limit is held, while it doubles that of the last one; 0 if it is unknown or not the
-    same. The limit stays between 1 and ``most``.
+    same. ``small`` counts the objects since then that were too small. The limit stays between 1 and
+    ``most``.
     """
 
     most: int
@@ -64,6 +68,7 @@ class LimitState:
     hold: int = HOLD
     upward: bool = True
     parts: int = 0
+    small: int = 0
 
     @property
     def needs_rate(self) -> bool:
@@ -74,9 +79,13 @@ class LimitState:
     def in_flight(self, parts: int) -> int:
         """Return how many of an object's ``parts`` to have in flight: equal turns, except if it
         must be measured and others had another number of parts."""
-        if self.needs_rate and parts != self.parts:
+        if self.needs_rate and parts != self.parts and not self.is_small(parts):
             return self.limit
         return in_equal_turns(self.limit, parts, most=self.most)
+
+    def is_small(self, parts: int) -> bool:
+        """Return whether an object of ``parts`` is not measured, because others had many more."""
+        return 0 < parts < SMALL * self.parts and self.small < SMALL_IN_A_ROW
 
 
 def in_equal_turns(limit: int, parts: int, *, most: int) -> int:
@@ -106,6 +115,9 @@ def observed(
 ) -> LimitState:
     """Return the state after the line gave ``rate`` bytes per second with ``in_flight`` parts in
     flight, ``state.limit`` if not given, of an object of ``parts``, 0 if unknown."""
+    if state.is_small(parts):
+        return replace(state, small=state.small + 1)
+    state = replace(state, small=0)
     if state.stage is Stage.DOUBLE:
         return _doubled(state, rate, parts)
     if state.stage is Stage.HOLD:

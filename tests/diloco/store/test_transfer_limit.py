@@ -394,6 +394,34 @@ def test_equal_turns_of_several_sizes_are_no_measurements() -> None:
     assert line._state.stage is Stage.STEP and rates[0] != rates[1] > 0
 
 
+def test_objects_much_smaller_than_others_are_not_measured() -> None:
+    """As in a sharded round: a payload, and two shards."""
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    found = [
+        (line.limit, upload(line, clock, FULL_AT_12, parts, known=True))
+        for _ in range(8)
+        for parts in (50, 24, 13)
+    ]
+    assert found[::3] == [(4, 4), (8, 9), (16, 17), (24, 24), *[(16, 17)] * 4]
+    assert found[12:-2] == [(16, 17), (16, 24), (16, 16)] * 3 + [(16, 17)]
+
+
+def test_small_objects_are_measured_once_there_are_no_others() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    while line._state.stage is not Stage.HOLD:
+        upload(line, clock, FULL_AT_12, 50, known=True)
+    slower = replace(FULL_AT_12, total=FULL_AT_12.total / 4)
+    states = []
+    for _ in range(50):
+        upload(line, clock, slower, 20, known=True)
+        states.append(line._state)
+    assert {state.rate for state in states[:8]} == {states[0].rate}
+    assert states[8].rate < states[7].rate
+    assert states[-1].chosen < 16
+
+
 def test_the_rate_of_another_size_is_forgotten() -> None:
     state = first_state(24)
     while state.stage is not Stage.HOLD:
