@@ -200,7 +200,8 @@ class Reduction:
             if len(storing) > 1:
                 own = {self._plan.owners[shard] for shard in shards}
                 self._read_others(set(self._plan.owners) - own, storing[-1], listed, readers)
-            self._await_stored(storing[-1])
+            else:
+                self._await_stored(storing[-1])
         return digests
 
     def _read_others(
@@ -215,6 +216,7 @@ class Reduction:
         early; this one lists."""
         found: dict[int, str] = {}
         reading = self._read_first(owners, storing, listed, readers, found)
+        storing.result()
         pause_s = FIRST_PAUSE_S
         while not self.read_ahead(listed(), but=found) and not reading.done():
             wait([reading], timeout=pause_s)
@@ -248,8 +250,9 @@ class Reduction:
                 reading = _in_pool(readers, partial(self._read_early, new))
             pause_s = 2 * pause_s or FIRST_PAUSE_S
             is_complete = are_all and new.keys() <= found.keys()
-            is_idle = reading.done()  # a thread that reads measures its own time
-            with self._timings.measure("upload") if is_idle else contextlib.nullcontext():
+            with self._timings.measure_rest(
+                "upload"
+            ):  # the thread that reads measures its own time
                 wait([storing], timeout=None if is_complete else pause_s)
         return reading
 

@@ -13,7 +13,7 @@ from diloco.clock import Clock
 class Timings:
     """Seconds of each phase of one exchange, by name of :data:`diloco.protocol.telemetry.PHASES`.
 
-    Used by one thread at a time.
+    Used by one thread at a time, but for :meth:`measure_rest`.
     """
 
     clock: Clock
@@ -33,3 +33,14 @@ class Timings:
         finally:
             self.add(phase, self.clock.monotonic() - start_s)
             self.add(phase, excluded_s - self.seconds.get(excluding, 0.0))
+
+    @contextlib.contextmanager
+    def measure_rest(self, phase: str) -> Iterator[None]:
+        """Add the duration of the block to ``phase``, without what another thread measures
+        meanwhile."""
+        start_s, before_s = self.clock.monotonic(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            measured_s = sum(self.seconds.values()) - before_s
+            self.add(phase, max(0.0, self.clock.monotonic() - start_s - measured_s))

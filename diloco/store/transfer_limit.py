@@ -7,8 +7,8 @@ step is kept if the rate changes by more (up) or less (down) than :data:`PAYS` o
 limit, so that the limit stays where the line is just full. An error halves it.
 
 An object whose number of parts is known goes in turns of as many parts as are in flight. While all
-objects that are measured have the same number of parts, a step is to the next number of turns;
-another limit with as many turns would be no faster.
+objects that are measured have the same number of parts, a step is to the next limit with other
+turns; the same turns would be no faster. Otherwise a step up becomes larger with each vain one.
 
 Everything here is a pure function of the state and one observation.
 """
@@ -30,6 +30,8 @@ HOLD, LONGEST_HOLD = 4, 64
 """Observations between two steps; twice as many after each step that did not pay."""
 SMOOTHING = 0.3
 """Weight of the newest rate in the average at the chosen limit."""
+MIXED = -1
+"""Instead of a number of parts: objects had several."""
 SMALL, SMALL_IN_A_ROW = 0.5, 8
 """Objects with less than this share of the parts of those that were measured are not measured, up
 to so many in a row: rates of objects of different sizes do not compare."""
@@ -53,9 +55,9 @@ class LimitState:
     ``chosen`` is the best limit so far and ``rate`` its rate in bytes per second, 0 if unknown.
     ``limit`` differs from it while another limit is tried. ``seen`` and ``total`` count and sum the
     rates of the current stage. ``parts`` is the number of parts of every object that was measured
-    since the limit is held, while it doubles that of the last one; 0 if it is unknown or not the
-    same. ``small`` counts the objects since then that were too small. The limit stays between 1 and
-    ``most``.
+    since the limit is held, while it doubles that of the last one: 0 if it is unknown, and
+    :data:`MIXED` if it is not the same. ``small`` counts the objects since then that were too
+    small. The limit stays between 1 and ``most``.
     """
 
     most: int
@@ -130,18 +132,16 @@ def observed(
 def _averaged(state: LimitState, rate: float, parts: int, is_exact: bool) -> LimitState:
     """Return the state with ``rate`` in the average at the held limit.
 
-    Earlier rates are forgotten if they do not compare with this one, and this one is no measurement
-    if it had more than the limit in flight, for equal turns, and earlier objects other turns.
+    Rates of objects with other numbers of parts are forgotten. This one is no measurement if it had
+    more than the limit in flight, for equal turns, and earlier objects other turns.
     """
-    seen, same = state.seen + 1, parts == state.parts
-    if not (same or is_exact or state.seen == 0):
-        return replace(state, seen=seen, rate=0.0, parts=0)
-    if same or (state.seen and not state.parts):
-        before = state.rate or rate
-        average = before + SMOOTHING * (rate - before)
-    else:
-        average = rate
-    return replace(state, seen=seen, rate=average, parts=parts if same or state.seen == 0 else 0)
+    same, is_first = parts == state.parts, state.seen == 0
+    if same and state.rate:
+        rate = state.rate + SMOOTHING * (rate - state.rate)
+    elif not (same or is_first or is_exact):
+        rate = 0.0
+    parts = parts if same or is_first else MIXED
+    return replace(state, seen=state.seen + 1, rate=rate, parts=parts)
 
 
 def failed(state: LimitState) -> LimitState:
@@ -152,10 +152,10 @@ def failed(state: LimitState) -> LimitState:
 
 
 def _doubled(state: LimitState, rate: float, parts: int) -> LimitState:
-    compared = state if parts == state.parts else replace(state, parts=0)
-    if state.rate and not _pays(compared, rate):
-        return replace(_held(state, hold=HOLD), parts=parts)
-    state = replace(state, chosen=state.limit, rate=rate, parts=parts)
+    state = replace(state, parts=parts)
+    if state.rate and not _pays(state, rate):
+        return _held(state, hold=HOLD)
+    state = replace(state, chosen=state.limit, rate=rate)
     if state.limit == state.most:
         return replace(_held(state, hold=HOLD), upward=False)
     return replace(state, limit=min(2 * state.limit, state.most))
@@ -170,34 +170,25 @@ def _stepped(state: LimitState) -> LimitState:
 
 
 def _neighbour(state: LimitState, *, upward: bool) -> int:
-    """Return the limit a step up or down; the chosen limit if there is none.
-
-    The step is greater if that changes nothing: upward the number of turns if a limit can, and
-    otherwise the parts in flight.
-    """
+    """Return the next limit a step or more away that changes the parts in flight of an object like
+    those that were measured; the chosen one if there is none."""
     size = max(1, state.chosen // STEP)
     if upward:
+        if state.parts == MIXED:
+            size *= max(1, state.hold // HOLD)
         limits = range(min(state.chosen + size, state.most), state.most + 1)
     else:
         limits = range(max(state.chosen - size, 1), 0, -1)
-    for changes in (_turns, _in_flight) if upward else (_in_flight,):
-        now = changes(state, state.chosen)
-        found = next((limit for limit in limits if changes(state, limit) != now), None)
-        if found is not None:
-            return found
-    return state.chosen
+
+    now = _in_flight(state, state.chosen)
+    return next((limit for limit in limits if _in_flight(state, limit) != now), state.chosen)
 
 
 def _in_flight(state: LimitState, limit: int) -> int:
-    """Return the parts in flight with a limit, of objects like those that were measured."""
-    if not state.parts:
+    """Return the parts in flight with ``limit``, of an object like those that were measured."""
+    if state.parts <= 0:
         return limit
     return min(state.parts, in_equal_turns(limit, state.parts, most=state.most))
-
-
-def _turns(state: LimitState, limit: int) -> int:
-    """Return the turns of the objects that were measured, less for a higher limit."""
-    return -(-state.parts // _in_flight(state, limit)) if state.parts else -limit
 
 
 def _judged(state: LimitState) -> LimitState:

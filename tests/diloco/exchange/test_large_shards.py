@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,9 @@ from diloco.model.outer_optimizer import ContentDigest
 from diloco.protocol import keys
 from diloco.protocol.records import Commit, Identity, Plan
 from diloco.protocol.settings import GroupSettings
-from diloco.store.base import LocalStore, MakeParts
+from diloco.store.base import LocalStore, MakeParts, StoreUnavailable
 from diloco.store.daemon import DaemonPool
+from tests.diloco.clocks import ManualClock
 from tests.diloco.exchange.planned import planned
 
 INCARNATION = "00001-00000000"
@@ -195,6 +196,100 @@ def test_shards_of_each_other_owner_are_read_while_the_last_own_one_is_stored(
     assert set(reads.values()) == {1}
     merged = own.committed(committed(*(digests[shard] for shard in range(6))))
     assert torch.equal(merged.vector, reduction(store, plan).gather().vector)
+
+
+@pytest.fixture
+def waits(store: Counted, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """The pauses between listings, while the second shard is stored; it is stored after eight."""
+    found: list[float | None] = []
+    may_store = store.may_store["reduced/00002."] = threading.Event()
+
+    def waited(futures: list[Future[None]], timeout: float | None = None) -> None:
+        found.append(timeout)
+        if timeout is None or len(found) == 8:
+            may_store.set()
+            wait(futures)
+
+    monkeypatch.setattr(reduce, "wait", waited)
+    return found
+
+
+def test_pauses_between_listings_double(
+    store: Counted, plan: Plan, waits: list[float | None]
+) -> None:
+    listings: list[None] = []
+
+    def listed() -> dict[int, tuple[str, ...]]:
+        listings.append(None)
+        return {}
+
+    reduction(store, plan).store_shards([0, 2], listed=listed)
+    assert waits == [reduce.FIRST_PAUSE_S * 2**n for n in range(8)]
+    assert len(listings) == len(waits) + 1
+
+
+def test_a_damaged_shard_is_read_once_before_the_commit(
+    store: Counted, plan: Plan, waits: list[float | None]
+) -> None:
+    digest = "0" * 64
+    store.put(keys.reduced_shard(1, 1, digest), bytes(NUMEL))
+    reduction(store, plan).store_shards([0, 2], listed=lambda: {1: (digest,)})
+    assert store.reads["reduced/00001"] == 2
+    assert waits[0] is None, "the only other owner has a shard"
+
+
+def test_a_shard_with_several_versions_is_not_read_before_the_commit(
+    store: Counted, plan: Plan, waits: list[float | None]
+) -> None:
+    digests = reduction(store, plan).store_shards([1])
+    versions = (digests[1], "0" * 64)
+    reduction(store, plan).store_shards([0, 2], listed=lambda: {1: versions})
+    assert store.reads["reduced/00001"] == 0
+    assert len(waits) == 8
+
+
+def test_an_error_of_a_read_is_raised_and_no_thread_is_left(
+    store: Counted, plan: Plan, waits: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = reduction(store, plan).store_shards([1])
+    get_range = store.get_range
+
+    def fails(key: str, start: int, length: int) -> bytes:
+        if keys.parse_reduced_shard(key):
+            raise StoreUnavailable("SlowDown")
+        return get_range(key, start, length)
+
+    monkeypatch.setattr(store, "get_range", fails)
+    with pytest.raises(StoreUnavailable):
+        reduction(store, plan).store_shards([0, 2], listed=lambda: {1: (digests[1],)})
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"store_shard", "read_shards"}
+
+
+def test_the_upload_is_measured_beside_a_read(
+    store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = reduction(store, plan).store_shards([1])
+    clock, may_store = ManualClock(), threading.Event()
+    store.may_store["reduced/00002."] = may_store
+
+    def waited(futures: list[Future[None]], timeout: float | None = None) -> None:
+        clock.sleep(2.0)
+        may_store.set()
+        wait(futures)
+
+    def in_pool(pool: DaemonPool, function: partial[None]) -> Future[None]:
+        called = pool.submit(function)
+        if function.func == own._read_early:
+            wait([called])
+        return called
+
+    monkeypatch.setattr(reduce, "wait", waited)
+    monkeypatch.setattr(reduce, "_in_pool", in_pool)
+    timings = Timings(clock)
+    own = Reduction(store, GroupSettings(), plan, SLOTS, timings=timings)
+    own.store_shards([0, 2], listed=lambda: {1: (digests[1],)})
+    assert sum(timings.seconds.values()) == clock.now_s == timings.seconds["upload"] == 2.0
 
 
 def test_early_versions_that_the_commit_does_not_name_are_replaced(

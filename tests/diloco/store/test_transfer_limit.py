@@ -348,6 +348,39 @@ def test_after_an_error_the_turns_become_as_few_as_before(parts: int) -> None:
     assert turns(errors=1) == turns(errors=3) == turns(errors=0) == -(-parts // 24)
 
 
+def test_a_step_is_compared_by_the_parts_in_flight() -> None:
+    """Of 27 parts, limits of 10 and 15 have 14 and 15 in flight."""
+    state = replace(first_state(24), stage=Stage.STEP, chosen=10, limit=15, parts=27, rate=100.0)
+    for _ in range(2):
+        assert state.in_flight(27) == 15
+        state = observed(state, 102.0, parts=27, in_flight=15)
+    assert state.chosen == 15
+
+
+@pytest.mark.parametrize("each", [(50, 40), (20, 21), (12, 24), (24, 13, 30, 9)])
+def test_after_an_error_a_limit_for_objects_of_several_sizes_rises_to_the_best_one(
+    each: tuple[int, ...],
+) -> None:
+    """A step of a quarter has as many turns of some of them, and never pays."""
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    line.back_off()
+    for _ in range(150):
+        for parts in each:
+            upload(line, clock, LINES["cloud"], parts, known=True)
+    assert line._state.chosen >= 21
+
+
+def test_a_limit_that_was_found_for_several_sizes_rises_for_one() -> None:
+    clock = ManualClock()
+    line = Line(clock=clock, most=24)
+    line.back_off()
+    for parts in (9, 30, 17, 11) * 6:
+        upload(line, clock, FULL_AT_12, parts, known=True)
+    found = [upload(line, clock, LINES["cloud"], 23, known=True) for _ in range(300)]
+    assert statistics.mode(found[-100:]) >= 23
+
+
 def test_a_step_down_that_does_not_change_the_parts_in_flight_is_not_tried() -> None:
     """With limits from 9 to 18, seventeen parts go at once."""
     state = first_state(24)
