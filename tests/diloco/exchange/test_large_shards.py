@@ -214,6 +214,41 @@ def waits(store: Counted, monkeypatch: pytest.MonkeyPatch) -> list[float | None]
     return found
 
 
+def test_shards_are_listed_while_others_are_still_read(
+    store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The early read of shard 1 ends only after that of shard 3 has begun, which is stored last."""
+    digests = reduction(store, plan).store_shards([1, 3])
+    own = reduction(store, plan)
+    may_store = store.may_store["reduced/00002."] = threading.Event()
+    has_begun, listings, pauses = threading.Event(), [], []
+    get_range = store.get_range
+
+    def read(key: str, start: int, length: int) -> bytes:
+        shard = (keys.parse_reduced_shard(key) or (0, None))[1]
+        if shard == 1:
+            may_store.set()
+            assert has_begun.wait(60), "shard 3 was not read"
+        elif shard == 3:
+            has_begun.set()
+        return get_range(key, start, length)
+
+    def listed() -> dict[int, tuple[str, ...]]:
+        listings.append(may_store.is_set())
+        return listing(store) if sum(listings) >= 5 else {1: (digests[1],)}
+
+    def waited(futures: list[Future[None]], timeout: float | None = None) -> None:
+        pauses.append(timeout)
+        wait(futures, 0.001 if may_store.is_set() and timeout else None)
+
+    monkeypatch.setattr(store, "get_range", read)
+    monkeypatch.setattr(reduce, "wait", waited)
+    digests |= own.store_shards([0, 2], listed=listed)
+    assert pauses == [None, *(reduce.FIRST_PAUSE_S * 2**n for n in range(len(pauses) - 1))]
+    merged = own.committed(committed(*(digests[shard] for shard in range(4))))
+    assert torch.equal(merged.vector, reduction(store, plan).gather().vector)
+
+
 def test_pauses_between_listings_double(
     store: Counted, plan: Plan, waits: list[float | None]
 ) -> None:
