@@ -250,9 +250,8 @@ class Reduction:
                 reading = _in_pool(readers, partial(self._read_early, new))
             pause_s = 2 * pause_s or FIRST_PAUSE_S
             is_complete = are_all and new.keys() <= found.keys()
-            with self._timings.measure_rest(
-                "upload"
-            ):  # the thread that reads measures its own time
+            # The thread that reads measures its own time.
+            with self._timings.measure_rest("upload"):
                 wait([storing], timeout=None if is_complete else pause_s)
         return reading
 

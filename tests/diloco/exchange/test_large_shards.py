@@ -214,6 +214,19 @@ def waits(store: Counted, monkeypatch: pytest.MonkeyPatch) -> list[float | None]
     return found
 
 
+@pytest.fixture
+def reads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Early reads end before the next listing."""
+
+    def in_pool(pool: DaemonPool, function: partial[None]) -> Future[None]:
+        called = pool.submit(function)
+        if function.func.__name__ == "_read_early":
+            wait([called])
+        return called
+
+    monkeypatch.setattr(reduce, "_in_pool", in_pool)
+
+
 def test_shards_are_listed_while_others_are_still_read(
     store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +286,39 @@ def test_a_damaged_shard_is_read_once_before_the_commit(
     assert waits[0] is None, "the only other owner has a shard"
 
 
+@pytest.mark.usefixtures("reads_at_once")
+def test_a_damaged_shard_is_not_read_again_while_another_one_is_missing(
+    store: Counted, plan: Plan, waits: list[float | None]
+) -> None:
+    plan, digest = replace(plan, owners=(0, 1, 0, 2)), "0" * 64
+    store.put(keys.reduced_shard(1, 1, digest), bytes(NUMEL))
+    reduction(store, plan).store_shards([0, 2], listed=lambda: {1: (digest,)})
+    assert len(waits) >= 8 and store.reads["reduced/00001"] == 2
+
+
+def test_nothing_is_listed_after_an_upload_has_failed(
+    store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_fail, put_stream, listings = threading.Event(), store.put_stream, []
+
+    def fails(key: str, make_parts: MakeParts, *, size_bytes: int | None = None) -> None:
+        if "reduced/00002." in key:
+            assert may_fail.wait(60)
+            raise StoreUnavailable("SlowDown")
+        put_stream(key, make_parts, size_bytes=size_bytes)
+
+    def listed() -> dict[int, tuple[str, ...]]:
+        listings.append(None)
+        may_fail.set()
+        return {}
+
+    monkeypatch.setattr(store, "put_stream", fails)
+    monkeypatch.setattr(reduce, "wait", lambda futures, timeout: wait(futures))
+    with pytest.raises(StoreUnavailable):
+        reduction(store, plan).store_shards([0, 2], listed=listed)
+    assert len(listings) == 1
+
+
 def test_a_shard_with_several_versions_is_not_read_before_the_commit(
     store: Counted, plan: Plan, waits: list[float | None]
 ) -> None:
@@ -301,6 +347,7 @@ def test_an_error_of_a_read_is_raised_and_no_thread_is_left(
     assert not names & {"store_shard", "read_shards"}
 
 
+@pytest.mark.usefixtures("reads_at_once")
 def test_the_upload_is_measured_beside_a_read(
     store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,14 +360,7 @@ def test_the_upload_is_measured_beside_a_read(
         may_store.set()
         wait(futures)
 
-    def in_pool(pool: DaemonPool, function: partial[None]) -> Future[None]:
-        called = pool.submit(function)
-        if function.func == own._read_early:
-            wait([called])
-        return called
-
     monkeypatch.setattr(reduce, "wait", waited)
-    monkeypatch.setattr(reduce, "_in_pool", in_pool)
     timings = Timings(clock)
     own = Reduction(store, GroupSettings(), plan, SLOTS, timings=timings)
     own.store_shards([0, 2], listed=lambda: {1: (digests[1],)})
