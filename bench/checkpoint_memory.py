@@ -6,9 +6,9 @@ the outer optimizer and AdamW's two moments, all of ``--numel`` fp32 values. Cou
 resident set grows at its peak (VmHWM, reset before), in models of fp32: for a save while the
 training thread goes on, for a restore in a new process with the values that it keeps (two models:
 weights and momentum, or AdamW's moments). The bound: two models, 384 MiB of parts in flight, and
-128 MiB of freed parts that the C library keeps. *Stopped* is the time until the call returns,
-*complete* the time until the manifest is stored. The last case is a group that trains with all of
-it, beyond the same training state.
+128 MiB of smaller allocations that the C library keeps. *Stopped* is the time until the call
+returns, *complete* the time until the manifest is stored. The last case is a group that trains with
+all of it, beyond the same training state.
 
 Usage: python bench/checkpoint_memory.py [--store file|s3|URI] [--numel N] [--repeat 3]
 """

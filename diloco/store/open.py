@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from diloco.store.base import CannotOpen, LocalStore, Store, StoreDenied
+from diloco.store.freed_parts import return_freed_parts
 from diloco.store.location import FILE, SCHEMES, BadLocation, canonical
 
 
@@ -20,8 +21,11 @@ def open_store(
     ``environment``: variables of a credential (:mod:`diloco.store.credentials`), used instead of
     the process's environment; None uses the process's environment.
 
+    The first call changes settings of the C library (:mod:`diloco.store.freed_parts`).
+
     Raises :class:`StoreDenied` for a URI that cannot be opened.
     """
+    return_freed_parts()
     scheme = urlsplit(uri).scheme
     if SCHEMES.get(scheme, scheme) in ("", FILE):
         if environment is not None:
