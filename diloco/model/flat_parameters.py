@@ -145,6 +145,10 @@ class Layout:
         """Return the norm of a vector from that of its held elements."""
         return held
 
+    def total(self, held: float) -> float:
+        """Return a sum over all elements from that over the held ones."""
+        return held
+
     # -- the model -------------------------------------------------------------------------------
 
     def _held(self, fragment: int | None) -> list[tuple[Slot, Tensor]]:

@@ -7,6 +7,7 @@ the call in :meth:`RankProgress.follow`. Inside a call all ranks use collective 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from diloco.ranks.rank_round import RankRound
 from diloco.ranks.sliced_layout import SlicedLayout
 from diloco.training.checkpoint import Restored, Vectors
 from diloco.training.global_state import GlobalState
+from diloco.training.late_share import Kept
 from diloco.training.local_progress import LocalProgress
 from diloco.training.replica_state import (
     LEFT_OUT,
@@ -159,7 +161,7 @@ class RankProgress(LocalProgress):
             return self.opened[round].contributed
 
     def apply(
-        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
+        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: Kept
     ) -> str:
         if self._is_leader and merged is not None:
             self.state.before_change()  # before any rank changes its slice
@@ -169,7 +171,7 @@ class RankProgress(LocalProgress):
             present=merged and merged.present,
             own=own is not None,
             sent=own is not None and own.sent is not None,
-            keep=keep,
+            keep=dataclasses.astuple(keep),
         ):
             outcome = super().apply(commit, merged, own, keep=keep)
             self._forget(commit.round)
@@ -277,7 +279,7 @@ class RankProgress(LocalProgress):
         self.state.load(restored, _commit(commit) if commit else None)
 
     def _follow_apply(
-        self, *, commit: str, present: float | None, own: bool, sent: bool, keep: float
+        self, *, commit: str, present: float | None, own: bool, sent: bool, keep: tuple[float, bool]
     ) -> None:
         received = _commit(commit)
         round, merged = received.round, None
@@ -285,7 +287,7 @@ class RankProgress(LocalProgress):
             part = self.reductions.get(round)
             merged = Merged(vector=part.merged if part else EMPTY, present=present)
         self._leader_sent = sent
-        self.apply(received, merged, self.opened[round] if own else None, keep=keep)
+        self.apply(received, merged, self.opened[round] if own else None, keep=Kept(*keep))
 
     def _follow_restore(
         self, *, residuals: list[int], early: dict[str, tuple[str, bool]], since: list[str]

@@ -6,6 +6,7 @@ ranks. All methods are collective: all ranks call them together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -153,7 +154,10 @@ class SlicedLayout(Layout):
         return self._channel.total(0 if flag else 1) == 0
 
     def norm(self, held: float) -> float:
-        total: float = self._channel.total(held * held) ** 0.5
+        return math.sqrt(self.total(held * held))
+
+    def total(self, held: float) -> float:
+        total: float = self._channel.total(held)
         return total
 
     def gather(self, held: Tensor, fragment: int | None = None) -> Tensor:

@@ -22,6 +22,7 @@ from diloco.training.initial_state import (
     newest_state,
     write_first,
 )
+from diloco.training.late_share import NOTHING
 from diloco.training.local_progress import LocalProgress
 from diloco.training.rescue import Rescue
 
@@ -136,7 +137,7 @@ class CatchUp:
             own = missed if missed and missed.round == commit.round else None
             in_quarantine = self._progress.in_quarantine(commit.round)
             plan = self._round_observer.known_plan(commit.round)
-            keep = 0.0 if commit.void else self._progress.late_share.of(plan)
+            keep = NOTHING if commit.void else self._progress.late_share.of(plan)
             self._finish_checkpoint()
             outcome = self._progress.apply(commit, merged, own, keep=keep)
             applied += 1

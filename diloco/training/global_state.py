@@ -139,9 +139,23 @@ class GlobalState:
     def _drop_buffers(self, kept: Tensor, span: Span) -> None:
         """Set the progress of averaged buffers in a fragment to zero, in place. They are estimates:
         a sum of several has another meaning, and that of a variance can be negative."""
+        for inner in self._buffers(span):
+            kept[inner.start : inner.stop].zero_()
+
+    def _buffers(self, span: Span) -> Iterator[Span]:
+        """Yield the averaged buffers of a fragment, counted from its first held element."""
         for inner in self.layout.held_averaged:
             if span.start <= inner.start < span.stop:
-                kept[inner.start - span.start : inner.stop - span.start].zero_()
+                yield Span(inner.start - span.start, inner.stop - span.start)
+
+    def parameter_spans(self, fragment: int) -> Iterator[Span]:
+        """Yield the held elements of a fragment that are not averaged buffers, counted from its
+        first one."""
+        span, start = self.layout.held_span(fragment), 0
+        for inner in self._buffers(span):
+            yield Span(start, inner.start)
+            start = inner.stop
+        yield Span(start, span.numel)
 
     def discard_local(self) -> None:
         """Replace the local weights by the global ones."""

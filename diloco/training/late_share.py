@@ -1,6 +1,8 @@
-"""The share of its progress that a replica keeps when a round is committed without it."""
+"""What a replica keeps of its progress when a round is committed without it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from diloco.protocol import round_weights
 from diloco.protocol.records import Plan
@@ -8,11 +10,25 @@ from diloco.protocol.round_weights import HUNG_AFTER, can_be_away, keeps_late_wo
 from diloco.protocol.settings import GroupSettings
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a replica keeps of its progress: the ``share`` of it, without the component along the
+    mean pseudo-gradient of the round unless ``along_mean``."""
+
+    share: float
+    along_mean: bool = False
+
+
+ALL, NOTHING = Kept(1.0, along_mean=True), Kept(0.0)
+
+
 class LateShare:
     """Follows the plans of the rounds that a replica applies.
 
     It keeps all of its progress while it is away (:mod:`diloco.protocol.round_weights`), for
-    :data:`HUNG_AFTER` rounds at most, and ``late_keep`` otherwise. A replica that is cut off from
+    :data:`HUNG_AFTER` rounds at most. Otherwise it drops the component along the mean of the round,
+    the direction in which the others moved, and keeps the rest in the first round that it misses,
+    and the share ``late_keep`` of it in each further one. A replica that is cut off from
     the store counts as dead, so that no plan names it. It is away as well if most of the others
     continued without it: none of them left room for it.
     """
@@ -26,14 +42,15 @@ class LateShare:
         self._members: frozenset[int] = frozenset()
         """The live replicas by the last plan that names this one."""
 
-    def of(self, plan: Plan | None) -> float:
-        """Return the share that is kept if the round of ``plan`` does not include this replica;
+    def of(self, plan: Plan | None) -> Kept:
+        """Return what is kept if the round of ``plan`` does not include this replica;
         None: the plan is unknown. Called once for each round that is not void, in their order."""
         self._follow(plan)
         if not keeps_late_work(self._settings):
-            return 0.0
-        is_away = self._is_away and can_be_away(self._settings) and self._missed <= HUNG_AFTER
-        return 1.0 if is_away else self._settings.late_keep
+            return NOTHING
+        if self._is_away and can_be_away(self._settings) and self._missed <= HUNG_AFTER:
+            return ALL
+        return Kept(1.0 if self._missed == 1 else self._settings.late_keep)
 
     def _follow(self, plan: Plan | None) -> None:
         self._missed += 1

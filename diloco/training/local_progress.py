@@ -22,10 +22,11 @@ from diloco.exchange.round_exchange import Timings
 from diloco.exchange.step_accounting import StepCounter
 from diloco.model.flat_parameters import Layout
 from diloco.model.outer_optimizer import OuterOptimizer
+from diloco.model.projection import add_scaled, coefficient
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.settings import GroupSettings
 from diloco.training.global_state import GlobalState, is_finite
-from diloco.training.late_share import LateShare
+from diloco.training.late_share import ALL, NOTHING, Kept, LateShare
 from diloco.training.replica_state import (
     LEFT_OUT,
     EarlyContribution,
@@ -96,13 +97,13 @@ class LocalProgress:
     # -- applying commits ------------------------------------------------------------------------
 
     def apply(
-        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: float
+        self, commit: Commit, merged: Merged | None, own: InflightRound | None, *, keep: Kept
     ) -> str:
         """Apply a commit to the global and the local weights.
 
-        ``own`` is this replica's contribution to the round, if it has one; ``keep`` is the share of
-        its progress that is kept if the round did not include it: ``local := new global weights +
-        keep * (local - base)``. Returns the outcome: included, late or void.
+        ``own`` is this replica's contribution to the round, if it has one; ``keep`` is what it
+        keeps of its progress if the round did not include it. Returns the outcome: included, late
+        or void.
         """
         self.rounds_here += 1
         if commit.void:
@@ -118,7 +119,7 @@ class LocalProgress:
             return "included"
         self._miss(commit)
         if commit.round in self.early:
-            keep = 1.0  # the round includes the early contribution instead
+            keep = ALL  # the round includes the early contribution instead
         self._apply_late(commit, merged, own, keep=keep)
         self._resolve_early(commit)
         return "late"
@@ -140,11 +141,11 @@ class LocalProgress:
         self.residuals.taken(own.contributed, fragment)
 
     def _apply_late(
-        self, commit: Commit, merged: Merged, own: InflightRound | None, *, keep: float
+        self, commit: Commit, merged: Merged, own: InflightRound | None, *, keep: Kept
     ) -> None:
         fragment = commit.fragment
-        if keep > 0 and self.counter.steps_since_base(fragment) > 0:
-            kept = self._late_progress(fragment, own, keep)
+        if keep != NOTHING and self.counter.steps_since_base(fragment) > 0:
+            kept = self._late_progress(fragment, own, keep, mean=merged.vector)
             self.state.apply(commit, merged, kept=kept)
             if own and not self.is_discarded(own):
                 self.counter.take_back(own.work)
@@ -155,18 +156,31 @@ class LocalProgress:
             if has_steps:
                 self.on_discard()
 
-    def _late_progress(self, fragment: int, own: InflightRound | None, keep: float) -> Tensor:
+    def _late_progress(
+        self, fragment: int, own: InflightRound | None, keep: Kept, *, mean: Tensor
+    ) -> Tensor:
         """Return the progress that a replica keeps after a round without it, (n,).
 
-        The share ``keep`` of the contributed progress, and all steps after that snapshot: no round
-        has missed them. Reuses the memory of the gradient.
+        Of the contributed progress ``d = snapshot - base``: ``keep.share * (d + c * mean)``, where
+        ``-c * mean`` is its component along the mean pseudo-gradient (n,) of the round, c >= 0, and
+        c = 0 to keep that too. And all steps after the snapshot, which no round has missed. Reuses
+        the memory of the gradient.
         """
         if own is None:
-            return self.state.drift(fragment).mul_(keep)
-        if self.is_discarded(own):
+            gradient = self.state.drift(fragment).neg_()
+        elif self.is_discarded(own):
             return self.state.put_drift(own.gradient, fragment)
-        missing = own.gradient.mul_(1 - keep)  # base - snapshot, times the share that is dropped
-        return self.state.put_drift(missing, fragment, add=True)
+        else:
+            gradient = own.gradient
+        c = 0.0 if keep.along_mean else self._along(mean, gradient, fragment)
+        dropped = gradient.mul_(1 - keep.share)
+        if c > 0:
+            add_scaled(dropped, mean, keep.share * c)
+        return self.state.put_drift(dropped, fragment, add=True)
+
+    def _along(self, mean: Tensor, gradient: Tensor, fragment: int) -> float:
+        spans = self.state.parameter_spans(fragment)
+        return coefficient(gradient, mean, spans, total=self.state.layout.total)
 
     def _since_snapshot(self, own: InflightRound) -> Tensor:
         """Return the local progress since the contributed snapshot, (n,): (local - base) -

@@ -34,6 +34,7 @@ from diloco.training.catch_up import CatchUp
 from diloco.training.context import ReplicaContext
 from diloco.training.dynamic_steps import DynamicLocalUpdates
 from diloco.training.final_result import read_final
+from diloco.training.late_share import NOTHING
 from diloco.training.local_progress import LocalProgress
 from diloco.training.partial_round import PartialRounds
 from diloco.training.post_round import Evaluate, PostRoundTasks
@@ -384,7 +385,7 @@ class RoundLoop:
             self._dynamic_steps.update(settled.plan)
         opened.cosine = settled.cosine
         kind = settled.refusal.kind if settled.refusal else ""
-        keep = 0.0 if settled.commit.void else self.progress.late_share.of(settled.plan)
+        keep = NOTHING if settled.commit.void else self.progress.late_share.of(settled.plan)
         outcome = self.progress.apply(settled.commit, settled.merged, opened, keep=keep)
         if kind == "quarantine":
             self.progress.discard()

@@ -251,7 +251,10 @@ class Log:
 
     def check_steps(self) -> None:
         """Check that every step is in at most one committed contribution: as a power of the share
-        that a late replica keeps, one factor for each round that it missed; unless overlap mixes.
+        that a late replica keeps, one factor for each round that it missed but the first in a row;
+        unless overlap mixes.
+
+        The steps of replicas change separate elements, so no progress is along a round's mean.
         """
         keep = self.settings["late_keep"]
         shares = np.array([0.0, *(keep**missed for missed in range(LONGEST_DELAY))])
@@ -283,7 +286,7 @@ class Log:
             not commit["void"] and who[0] not in [c["replica"] for c in commit["contributors"]]
             for commit in self.commits.values()
         )
-        least = self.settings["late_keep"] ** missed
+        least = self.settings["late_keep"] ** max(0, missed - 1)
         totals = [np.zeros(w.size, np.float64) for w in self.weights]
         for _, _, fragment, vector in self.taken:
             totals[fragment] -= vector

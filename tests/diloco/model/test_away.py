@@ -58,7 +58,7 @@ def test_in_a_group_that_is_not_steady_a_late_replica_keeps_a_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shares = returned(monkeypatch, range(1, 4))
-    assert shares == [0.125] * H + [0.25] * H + [0.5] * H + [1.0] * H
+    assert shares == [0.25] * 2 * H + [0.5] * H + [1.0] * H
 
 
 def test_a_replica_that_stays_away_for_long_keeps_a_share(monkeypatch: pytest.MonkeyPatch) -> None:

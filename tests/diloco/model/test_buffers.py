@@ -21,6 +21,7 @@ from diloco.protocol.payload_size import LOW_BIT_CODECS
 from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.training.checkpoint import Restored, newest_manifest
+from diloco.training.late_share import Kept
 from diloco.training.local_progress import LocalProgress
 from tests.diloco.conftest import TinyGroup
 
@@ -152,7 +153,7 @@ def test_no_progress_is_added_to_an_averaged_buffer(is_late: bool) -> None:
     )
     zeros = {name: torch.zeros(2) for name in named}
     change = layout.join({**zeros, "running_var": torch.full((2,), 6.0)})
-    progress.apply(commit, Merged(vector=change, present=2 / 3), opened, keep=0.5)
+    progress.apply(commit, Merged(vector=change, present=2 / 3), opened, keep=Kept(0.5))
     assert model.running_var.tolist() == [1.0, 1.0]  # type: ignore[union-attr, operator]
     assert model.bias.tolist() != [0.0, 0.0], "parameters keep their progress"
 

@@ -1,4 +1,4 @@
-"""The share of its progress that a late replica keeps."""
+"""What a late replica keeps of its progress."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 from diloco.protocol.records import Identity, LateReplica, Plan, Refusal
 from diloco.protocol.round_weights import HUNG_AFTER, STEADY_ROUNDS
 from diloco.protocol.settings import GroupSettings
-from diloco.training.late_share import LateShare
+from diloco.training.late_share import ALL, NOTHING, Kept, LateShare
 from tests.diloco.exchange.planned import planned
 
-SETTINGS = GroupSettings()
+SETTINGS = GroupSettings(late_keep=0.25)
 ME = 3
+FIRST, LATER = Kept(1.0), Kept(0.25)
+"""Without the component along the mean, in the first missed round and in each further one."""
 
 
 def plan(
@@ -49,23 +51,27 @@ def share() -> LateShare:
     return share
 
 
-def test_a_late_replica_keeps_the_share_of_the_settings(share: LateShare) -> None:
-    assert share.of(plan(0, 1, 2, late=late(1, away=False))) == 0.5
-    assert share.of(plan(0, 1, 2, late=late(2, away=False))) == 0.5
+def test_a_late_replica_keeps_the_share_of_the_settings_after_the_first_round(
+    share: LateShare,
+) -> None:
+    for missed, kept in enumerate([FIRST, LATER, LATER], start=1):
+        assert share.of(plan(0, 1, 2, late=late(missed, away=False))) == kept
+    share.of(plan(0, 1, 2, ME))
+    assert share.of(plan(0, 1, 2, late=late(1, away=False))) == FIRST
 
 
 def test_a_replica_that_is_away_keeps_all_for_some_rounds(share: LateShare) -> None:
     kept = [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, HUNG_AFTER + 3)]
-    assert kept == [1.0] * HUNG_AFTER + [0.5] * 2
+    assert kept == [ALL] * HUNG_AFTER + [LATER] * 2
 
 
 def test_a_replica_is_away_only_by_the_plan_of_the_round(share: LateShare) -> None:
-    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 1.0
-    assert share.of(plan(0, 1, late=late(2, away=False))) == 0.5, "others are late too"
-    assert share.of(plan(0, 1, late=late(3, away=True))) == 1.0
-    assert share.of(plan(0, 1, 2, refused=[ME])) == 0.5
-    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 1.0
-    assert share.of(plan(0, 1, 2, ME)) == 0.5, "its contribution cannot be read here"
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == ALL
+    assert share.of(plan(0, 1, late=late(2, away=False))) == LATER, "others are late too"
+    assert share.of(plan(0, 1, late=late(3, away=True))) == ALL
+    assert share.of(plan(0, 1, 2, refused=[ME])) == LATER
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == ALL
+    assert share.of(plan(0, 1, 2, ME)) == LATER, "its contribution cannot be read here"
 
 
 @pytest.mark.parametrize("listed", [0, 1, 3])
@@ -75,47 +81,47 @@ def test_a_replica_that_is_cut_off_is_away_while_the_others_continue(
     """It counts as dead after some rounds, in which it was late, or at once."""
     missed = range(1, HUNG_AFTER + 3)
     kept = [share.of(plan(0, 1, 2, late=late(m, away=True) if m <= listed else ())) for m in missed]
-    assert kept == [1.0] * HUNG_AFTER + [0.5] * 2
+    assert kept == [ALL] * HUNG_AFTER + [LATER] * 2
 
 
 def test_a_replica_that_was_cut_off_with_others_keeps_the_share(share: LateShare) -> None:
-    assert share.of(plan(0, 1)) == 0.5
-    assert share.of(plan(0, 1, 2)) == 0.5
+    assert share.of(plan(0, 1)) == FIRST
+    assert share.of(plan(0, 1, 2)) == LATER
 
 
 def test_replicas_that_join_do_not_replace_those_that_were_cut_off(share: LateShare) -> None:
-    assert share.of(plan(0, 1, 4, 5, 6, 7)) == 0.5
+    assert share.of(plan(0, 1, 4, 5, 6, 7)) == FIRST
 
 
 def test_the_rounds_of_one_absence_are_counted_together(share: LateShare) -> None:
     """A plan counts those since it listed the replica."""
     kept = [share.of(plan(0, 1, 2)) for _ in range(HUNG_AFTER)]
     kept += [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, 4)]
-    assert kept == [1.0] * HUNG_AFTER + [0.5] * 3
+    assert kept == [ALL] * HUNG_AFTER + [LATER] * 3
 
 
 @pytest.mark.parametrize("changes", [{"num_fragments": 2}, {"outlier_z": 4.0}])
 def test_with_fragments_or_an_outlier_limit_the_share_is_kept(changes: dict[str, float]) -> None:
     share = LateShare(ME, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]
     share.of(plan(0, 1, 2, ME))
-    assert share.of(plan(0, 1, 2)) == 0.5
+    assert share.of(plan(0, 1, 2)) == FIRST
 
 
 def test_a_replica_that_was_cut_off_from_an_unsteady_group_keeps_the_share(
     share: LateShare,
 ) -> None:
     kept = [share.of(plan(0, 1, 2, steady_rounds=STEADY_ROUNDS - 1 + n)) for n in range(3)]
-    assert kept == [0.5] * 3
-    assert share.of(plan(0, 1, 2, ME)) == 0.5
-    assert share.of(plan(0, 1, 2)) == 1.0, "the group is steady now"
+    assert kept == [FIRST, LATER, LATER]
+    assert share.of(plan(0, 1, 2, ME)) == LATER, "its contribution cannot be read here"
+    assert share.of(plan(0, 1, 2)) == ALL, "the group is steady now"
 
 
 def test_without_a_plan_or_before_the_first_contribution_no_replica_is_away(
     share: LateShare,
 ) -> None:
-    assert share.of(None) == 0.5
-    assert share.of(plan(0, 1, 2)) == 0.5
-    assert LateShare(ME, SETTINGS).of(plan(0, 1, 2)) == 0.5
+    assert share.of(None) == FIRST
+    assert share.of(plan(0, 1, 2)) == LATER
+    assert LateShare(ME, SETTINGS).of(plan(0, 1, 2)) == FIRST
 
 
 @pytest.mark.parametrize(
@@ -128,4 +134,4 @@ def test_without_a_plan_or_before_the_first_contribution_no_replica_is_away(
 def test_a_replica_keeps_nothing_if_late_work_is_dropped(changes: dict[str, float]) -> None:
     share = LateShare(ME, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]
     share.of(plan(0, 1, 2, ME))
-    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == 0.0
+    assert share.of(plan(0, 1, 2, late=late(1, away=True))) == NOTHING

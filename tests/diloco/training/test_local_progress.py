@@ -18,6 +18,7 @@ from diloco.protocol.records import Commit, Identity
 from diloco.protocol.round_view import Totals
 from diloco.protocol.settings import GroupSettings
 from diloco.training.checkpoint import Restored
+from diloco.training.late_share import ALL, Kept
 from diloco.training.local_progress import LocalProgress
 
 ME = Identity(replica=0, incarnation="00001-00000000")
@@ -99,7 +100,7 @@ def test_a_contributor_keeps_alpha_of_its_later_progress(codec: str, discarded: 
         after = vector(10 * round + 1)
         harness.step(after)
         outcome = harness.progress.apply(
-            commit(round, ME), Merged(vector=vector(99)), opened, keep=0.5
+            commit(round, ME), Merged(vector=vector(99)), opened, keep=Kept(0.5)
         )
         assert outcome == "included"
         kept = after - before
@@ -118,19 +119,36 @@ def test_a_contributor_keeps_alpha_of_its_later_progress(codec: str, discarded: 
 
 @pytest.mark.parametrize("codec", ["fp32", "topk"])
 @pytest.mark.parametrize("contributed", [True, False])
-@pytest.mark.parametrize("keep", [1.0, 0.25])
-def test_a_late_replica_keeps_a_share_of_the_work_that_was_missed(
-    codec: str, contributed: bool, keep: float
+@pytest.mark.parametrize("keep", [Kept(1.0), Kept(0.25), ALL], ids=str)
+def test_a_late_replica_keeps_its_work_without_the_component_along_the_mean(
+    codec: str, contributed: bool, keep: Kept
 ) -> None:
     """Steps after the contributed snapshot were not missed, so they are kept whole."""
     harness = ProgressHarness(codec=codec)
-    harness.step(vector(1))
-    opened = harness.open() if contributed else None
-    harness.step(vector(2))
     before = harness.weights().clone()
-    outcome = harness.progress.apply(commit(1, OTHER), Merged(vector=vector(99)), opened, keep=keep)
+    mean = vector(99)
+    harness.step(vector(1) + before - 0.5 * mean)  # descends along the mean
+    missed = harness.local() - before
+    opened = harness.open() if contributed else None
+    if contributed:
+        harness.step(harness.local() + vector(2))
+    outcome = harness.progress.apply(commit(1, OTHER), Merged(vector=mean), opened, keep=keep)
     assert outcome == "late"
-    missed = vector(1) - before if contributed else vector(2) - before
-    since = vector(2) - vector(1) if contributed else torch.zeros(NUMEL)
-    torch.testing.assert_close(harness.local(), harness.weights() + keep * missed + since)
+    kept = missed.clone()
+    if not keep.along_mean:
+        along = float(missed @ mean / (mean @ mean))
+        assert along < -0.1
+        kept -= along * mean
+    since = vector(2) if contributed else torch.zeros(NUMEL)
+    torch.testing.assert_close(harness.local(), harness.weights() + keep.share * kept + since)
     assert harness.progress.residuals.of == [None], "the local weights still have it"
+
+
+@pytest.mark.parametrize("mean", [-vector(1), torch.zeros(NUMEL), torch.full((NUMEL,), 1e38)])
+def test_work_in_no_direction_of_the_mean_is_kept_whole(mean: Tensor) -> None:
+    """The replica moved by ``-vector(1)``: away from the mean, or the mean has no direction."""
+    harness = ProgressHarness()
+    before = harness.weights().clone()
+    harness.step(before - vector(1))
+    harness.progress.apply(commit(1, OTHER), Merged(vector=mean), None, keep=Kept(1.0))
+    torch.testing.assert_close(harness.local(), harness.weights() - vector(1))
