@@ -12,9 +12,10 @@ Pure arithmetic, for :mod:`diloco.planner.prediction`. With N replicas and quoru
   * step_s / mtbf`` of its expected lifetime; with exponential lifetimes a share of ``x / (exp(x) -
   1)`` is kept, about ``1 - x/2`` (the renewal argument for checkpoint intervals: Young 1974, Daly
   2006).
-- A contribution that misses its round (a share ``late_share`` of them) enters with a later one, and
-  keeps the share ``late_keep`` for each missed round: ``(1 - p) / (1 - p * late_keep)`` of the work
-  enters (:mod:`diloco.protocol.round_weights`).
+- A contribution that misses its round (a share ``late_share`` of them) enters with a later one. The
+  replica keeps the share ``late_keep`` of it in each missed round but the first in a row
+  (:mod:`diloco.protocol.round_weights`; :func:`late_work_share` has the sum). The component that it
+  drops is work that the others have done as well, and is not counted as lost.
 - The survivors wait for a failed replica until its heartbeats are missed, and for its successor,
   which starts in the middle of a round: with partial rounds until it finds that it is the last one.
   Both waits are limited by the grace window, reduced by the overlap, and averaged over a uniformly
@@ -128,8 +129,15 @@ def kept_share(unit_s: float, mtbf_s: float) -> float:
 
 def late_work_share(late_share: float, late_keep: float) -> float:
     """Return the share of the work that enters, now or later, if a contribution misses its round
-    with probability ``late_share``."""
-    return (1 - late_share) / (1 - late_share * late_keep)
+    with probability p = ``late_share``.
+
+    ``(1 - p) + p * (1 - p + p * late_keep) * (1 - p) / (1 - p * late_keep)``: in time, or after its
+    own round, the first that the replica misses or a further one, and after more of them.
+    """
+    if not late_keep:
+        return 1 - late_share
+    own_round = 1 - late_share + late_share * late_keep
+    return (1 - late_share) * (1 + late_share * own_round / (1 - late_share * late_keep))
 
 
 def stall_of_a_failure_s(settings: GroupSettings, *, step_s: float) -> float:

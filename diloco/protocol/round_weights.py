@@ -11,12 +11,12 @@ missed. The weights sum to less than one while a replica is late. Its contributi
 rounds of work once it arrives, and has the same ``w``: a mean over those present would count late
 work twice, once by the larger weights of the others and once when it arrives.
 
-A replica that was late keeps the share ``late_keep`` of its progress in each missed round
-(:meth:`diloco.training.local_progress.LocalProgress.apply`), so it carries at most ``1 / (1 -
-late_keep)`` rounds of work, however many it has missed. The room that it gets shrinks in the same
-way: one replica's in the first missed round, then ``late_keep`` of the room of the round before.
-That is more than what returns, ``late_keep^m``, which trains worse (decision 21). With 0 a late
-replica carries none, and D counts A alone.
+A replica that was late drops the component of its progress along the mean of the round, and keeps
+the rest: all of it in the first round that it misses, and the share ``late_keep`` in each further
+one (:meth:`diloco.training.local_progress.LocalProgress.apply`). So it brings at most two rounds of
+work, or ``1 / (1 - late_keep)`` if that is more, however many it has missed. The room that it gets
+is what it keeps of the first missed round's work: one replica's in that round, then ``late_keep``
+of the room of the round before. With 0 a late replica carries none, and D counts A alone.
 
 A group that loses contributions regularly needs this room. In any other, a replica that becomes
 late is *away*: usually it has an outage, and its room would only make the steps of the others

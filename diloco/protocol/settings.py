@@ -44,7 +44,7 @@ SECTIONS = {
 
 REPLACED = {
     "late_policy": "was replaced by late_keep, the share of late work that is kept: enter "
-    "late_keep = 1 for rebase, 0 for overwrite",
+    "late_keep = 1 to keep it, 0 to drop it",
 }
 """Settings of earlier versions, and what to enter instead."""
 
@@ -266,11 +266,12 @@ class GroupSettings:
     late_keep: float = float_setting(
         0.5,
         "Late work kept",
-        "Share of its progress that a replica keeps on top of the new weights when a round was "
-        "committed without it. The weights of the round leave room for it, which shrinks by this "
-        "share in each further round that it misses. If no other replica was late for eight "
-        "rounds, it keeps all, and gets no room (not with fragments or an outlier limit). 0: it "
-        "drops its progress, and the contributors divide the weights.",
+        "A replica that missed a round keeps its progress on top of the new weights, without the "
+        "component along the mean of the round; in each further round that it misses, this share "
+        "of it. The weights of a round leave room for it, which shrinks by the same share. If no "
+        "other replica was late for eight rounds, it keeps all, and gets no room (not with "
+        "fragments or an outlier limit). 0: it drops its progress, and the contributors divide "
+        "the weights.",
         "outer",
         minimum=0.0,
         maximum=1.0,

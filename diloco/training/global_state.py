@@ -1,9 +1,9 @@
 """The global weights and the outer optimizer of a replica.
 
 The parameters of the model are the *local* weights; during a round they drift from the global ones.
-When a round of a fragment is committed, a part of the drift is added to the new global weights: the
-share ``late_keep`` of it if the round did not include this replica (``local := global_new +
-late_keep * (local - base)``), and for a contributor alpha times the drift since the contributed
+When a round of a fragment is committed, a part of the drift is added to the new global weights: if
+the round did not include this replica, what it keeps as late work
+(:mod:`diloco.training.late_share`); for a contributor alpha times the drift since the contributed
 snapshot. So no step counts twice. Notation as in Streaming DiLoCo (arXiv:2501.18512).
 """
 

@@ -7,7 +7,7 @@
         ┌──► H inner steps, the caller's own loop ──► group.step(...)
         │          │ every H-th call
         │    base - local ─► contribute ─► settle (plan, reduce, commit) ─► outer step
-        └──────────┴── local := global (included) or global + late_keep * progress (late)
+        └──────────┴── local := global (included) or global + what is kept (late)
 
     last commit ─► final weights, config, summary
 

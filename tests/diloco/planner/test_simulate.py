@@ -295,15 +295,19 @@ def test_a_returning_replica_reads_a_checkpoint() -> None:
     assert result.down == pytest.approx(rounds + result.failures * 8 * 1_000_000)
 
 
-@pytest.mark.parametrize(
-    ("keep", "share"), [(1.0, 1.0), (0.5, 0.5 / 0.75), (0.0, 0.5)], ids=["all", "half", "none"]
-)
-def test_late_work_enters_with_the_share_that_is_kept(keep: float, share: float) -> None:
-    """Half of the contributions miss their round: 1/2 enters at once, keep/4 one round later,
-    keep^2/8 two rounds later, and so on."""
-    result = predict(request(late_share=0.5, late_keep=keep, tokens_per_step=10))
-    series = sum(0.5**n * keep ** (n - 1) for n in range(1, 60))
-    assert result.outlook.kept_share == pytest.approx(share) == pytest.approx(series)
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.25, 0.0])
+@pytest.mark.parametrize("late_share", [0.5, 0.2])
+def test_late_work_enters_with_the_share_that_is_kept(keep: float, late_share: float) -> None:
+    """Work enters whole if one round is missed, and with a factor ``keep`` for each further one in
+    a row, counted from the first that the replica missed."""
+    share = 0.0
+    for earlier in range(60):  # rounds that were missed before that of the work
+        for missed in range(60):
+            factors = max(0, missed - (earlier == 0)) if keep else missed
+            chance = (1 - late_share) ** 2 * late_share ** (earlier + missed)
+            share += chance * keep**factors
+    result = predict(request(late_share=late_share, late_keep=keep, tokens_per_step=10))
+    assert result.outlook.kept_share == pytest.approx(share)
     assert result.tokens == pytest.approx(share * predict(request(tokens_per_step=10)).tokens)
 
 

@@ -95,7 +95,7 @@ def test_settings_of_a_document_must_be_complete_and_known() -> None:
 
 def test_a_replaced_setting_is_refused_with_what_to_enter() -> None:
     values = GroupSettings().to_dict() | {"late_policy": "rebase"}
-    with pytest.raises(SettingsError, match="enter late_keep = 1 for rebase, 0 for") as caught:
+    with pytest.raises(SettingsError, match="enter late_keep = 1 to keep it, 0 to") as caught:
         GroupSettings.from_dict(values)
     assert caught.value.field == "late_policy"
     del values["late_keep"]  # the settings of an earlier version
