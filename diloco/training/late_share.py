@@ -1,4 +1,4 @@
-"""What a replica keeps of its progress when a round is committed without it."""
+"""The progress that a replica keeps when a round is committed without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a late replica keeps of its progress."""
+"""The progress that a late replica keeps."""
 
 from __future__ import annotations
 
