@@ -107,6 +107,12 @@ def test_with_fragments_or_an_outlier_limit_the_share_is_kept(changes: dict[str,
     assert share.of(plan(0, 1, 2)) == FIRST
 
 
+def test_the_first_missed_round_of_each_fragment_is_a_first_one() -> None:
+    share = LateShare(ME, dataclasses.replace(SETTINGS, num_fragments=2))
+    kept = [share.of(plan(0, 1, 2, late=late(m, away=False))) for m in range(1, 5)]
+    assert kept == [FIRST, FIRST, LATER, LATER]
+
+
 def test_a_replica_that_was_cut_off_from_an_unsteady_group_keeps_the_share(
     share: LateShare,
 ) -> None:
