@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from diloco.protocol.round_weights import HUNG_AFTER
 from diloco.protocol.settings import GroupSettings
 
 REPLICAS = 4
@@ -354,6 +355,15 @@ def _earlier_rule(arm: Arm, rule: str) -> Arm:
     return dataclasses.replace(arm, name=name, title=f"{arm.title}, {rule}", retired=True)
 
 
+WHOLE_PROGRESS: tuple[Arm, ...] = tuple(
+    _earlier_rule(arm, "whole progress")
+    for arm in LATE
+    if arm.late_keep > 0 and (arm.outage is None or arm.outage[2] - arm.outage[1] >= HUNG_AFTER)
+)
+"""Late work when a replica kept a share of all of its progress, also in the first round that it
+missed; now it drops the component along the round's mean. A replica that is away keeps all by both
+rules."""
+
 WHOLE_ROOM: tuple[Arm, ...] = tuple(
     _earlier_rule(arm, "whole room")
     for arm in LATE
@@ -400,7 +410,7 @@ def tuning() -> tuple[Arm, ...]:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    return CORE + VARIANTS + RETIRED + LATE + ALWAYS_ROOM + WHOLE_ROOM
+    return CORE + VARIANTS + RETIRED + LATE + WHOLE_PROGRESS + ALWAYS_ROOM + WHOLE_ROOM
 
 
 def dropped(arm: Arm, *, round: int, seed: int) -> frozenset[int]:

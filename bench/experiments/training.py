@@ -139,13 +139,13 @@ def _corpus(shard: int, shards: int) -> Corpus:
     return load_corpus(TEXT, shard=shard, shards=shards, context=CONTEXT, eval_bytes=EVAL_BYTES)
 
 
-def _training(settings: GroupSettings, replica: int) -> ByteGPTTraining:
+def workload_of(settings: GroupSettings, replica: int) -> ByteGPTTraining:
     corpus = _corpus(replica, settings.max_replicas)
     train = RandomWindows(corpus.train, settings, replica=replica, context=CONTEXT)
     return ByteGPTTraining(SmallGPT(), settings, train, corpus.held_out, device=torch.device("cpu"))
 
 
-def _step(
+def one_step(
     workload: ByteGPTTraining,
     model: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -180,12 +180,12 @@ def train(arm: Arm, *, seed: int) -> Outcome:
 
 
 def _train_plain(arm: Arm, settings: GroupSettings) -> Outcome:
-    workload = _training(settings, 0)
+    workload = workload_of(settings, 0)
     model = workload.build_model()
     optimizers = optimizers_of(workload.inner_optimizer(model))
     tokens, curve = 0, []
     for step in range(arm.total_steps):
-        counted, _ = _step(
+        counted, _ = one_step(
             workload,
             model,
             optimizers,
@@ -244,7 +244,7 @@ class _Members:
                 self._changed.notify_all()
 
     def _train(self, replica: int) -> None:
-        workload = _training(self._settings, replica)
+        workload = workload_of(self._settings, replica)
         model = workload.build_model()
         optimizers = optimizers_of(workload.inner_optimizer(model))
         with join(
@@ -269,7 +269,7 @@ class _Members:
                         return  # leaves
                     self._meet(round, group)
                 with self._one_at_a_time:
-                    tokens, loss = _step(
+                    tokens, loss = one_step(
                         workload,
                         model,
                         optimizers,
