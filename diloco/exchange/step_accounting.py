@@ -114,6 +114,10 @@ class StepCounter:
         """Return the inner steps since the base of ``fragment``."""
         return self.now.steps - self._bases[fragment].steps
 
+    def rounds_since_base(self, fragment: int) -> int:
+        """Return the contributions since the base of ``fragment``."""
+        return self._rounds[fragment]
+
     def contribute(self, fragment: int) -> LocalWork:
         """Return the work since the fragment's base, and count a round of it.
 

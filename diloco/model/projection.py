@@ -21,9 +21,10 @@ def coefficient(
     """Return c >= 0 such that ``c * direction`` is the component of ``vector`` along ``direction``,
     both (n,) fp32, over the elements of ``spans``: ``vector·direction / direction·direction``.
 
-    0 if the vectors point in opposite directions, or if ``direction`` is zero or not finite.
+    0 if the vectors point in opposite directions, or if ``direction`` is zero, so small that c is
+    not finite, or not finite.
     ``total`` adds a sum over the ranks that hold the other elements. Sums are fp64 and the result
-    is rounded to fp32, so that it does not depend on their order.
+    is rounded to fp32, so that it hardly ever depends on their order.
     """
     dot = squares = 0.0
     for piece in _pieces(spans):
@@ -33,7 +34,8 @@ def coefficient(
     dot, squares = total(dot), total(squares)
     if not (squares > 0 and math.isfinite(squares) and math.isfinite(dot)):
         return 0.0
-    return torch.tensor(max(0.0, dot / squares), dtype=torch.float32).item()
+    rounded = torch.tensor(max(0.0, dot / squares), dtype=torch.float32).item()
+    return rounded if math.isfinite(rounded) else 0.0
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ Pure arithmetic, for :mod:`diloco.planner.prediction`. With N replicas and quoru
   1)`` is kept, about ``1 - x/2`` (the renewal argument for checkpoint intervals: Young 1974, Daly
   2006).
 - A contribution that misses its round (a share ``late_share`` of them) enters with a later one. The
-  replica keeps the share ``late_keep`` of it in each missed round but the first in a row
+  replica keeps the share ``late_keep`` of it in each missed round but the first in a row, and
+  nothing if ``late_keep`` is 0
   (:mod:`diloco.protocol.round_weights`; :func:`late_work_share` has the sum). The component that it
   drops is work that the others have done as well, and is not counted as lost.
 - The survivors wait for a failed replica until its heartbeats are missed, and for its successor,
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from diloco.protocol.control_pace import BEATS_PER_TIMEOUT, SUSPECTED_SHARE, is_short_round
+from diloco.protocol.round_weights import keeps_late_work
 from diloco.protocol.settings import GroupSettings
 
 
@@ -86,7 +88,7 @@ def estimate_availability(
         quorum_share=quorum_share,
         live_share=live_share,
         kept_share=kept_share(settings.sync_every * step_s, mtbf_s)
-        * late_work_share(late_share, settings.late_keep),
+        * late_work_share(late_share, settings.late_keep if keeps_late_work(settings) else 0.0),
         stall_s=stall_of_a_failure_s(settings, step_s=step_s),
         failures_per_s=replicas * live_probability / mtbf_s,
     )
@@ -131,8 +133,9 @@ def late_work_share(late_share: float, late_keep: float) -> float:
     """Return the share of the work that enters, now or later, if a contribution misses its round
     with probability p = ``late_share``.
 
-    ``(1 - p) + p * (1 - p + p * late_keep) * (1 - p) / (1 - p * late_keep)``: in time, or after its
-    own round, the first that the replica misses or a further one, and after more of them.
+    ``(1 - p) * (1 + p * s / (1 - p * late_keep))``. Of the work that misses its round, ``s = 1 - p
+    + p * late_keep`` is kept in it, all unless the replica had missed the round before, and the
+    share ``late_keep`` in each further round that is missed. 1 - p if ``late_keep`` is 0.
     """
     if not late_keep:
         return 1 - late_share

@@ -12,8 +12,8 @@ rounds of work once it arrives, and has the same ``w``: a mean over those presen
 work twice, once by the larger weights of the others and once when it arrives.
 
 A replica that was late drops the component of its progress along the mean of the round, and keeps
-the rest: all of it in the first round that it misses, and the share ``late_keep`` in each further
-one (:meth:`diloco.training.local_progress.LocalProgress.apply`). So it brings at most two rounds of
+the rest: all of one round of work, and the share ``late_keep`` if it has missed more
+(:meth:`diloco.training.local_progress.LocalProgress.apply`). So it brings at most two rounds of
 work, or ``1 / (1 - late_keep)`` if that is more, however many it has missed. The room that it gets
 is what it keeps of the first missed round's work: one replica's in that round, then ``late_keep``
 of the room of the round before. With 0 a late replica carries none, and D counts A alone.

@@ -267,7 +267,7 @@ class GroupSettings:
         0.5,
         "Late work kept",
         "A replica that missed a round keeps its progress on top of the new weights, without the "
-        "component along the mean of the round; in each further round that it misses, this share "
+        "component along the mean of the round; if it is more than one round of work, this share "
         "of it. The weights of a round leave room for it, which shrinks by the same share. If no "
         "other replica was late for eight rounds, it keeps all, and gets no room (not with "
         "fragments or an outlier limit). 0: it drops its progress, and the contributors divide "

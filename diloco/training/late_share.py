@@ -12,8 +12,9 @@ from diloco.protocol.settings import GroupSettings
 
 @dataclass(frozen=True)
 class Kept:
-    """What a replica keeps of its progress: the ``share`` of it, without the component along the
-    mean pseudo-gradient of the round unless ``along_mean``."""
+    """What a replica keeps of its progress: the ``share`` of it if it is more than one round of
+    work, else all. Without the component along the mean pseudo-gradient of the round, unless
+    ``along_mean``."""
 
     share: float
     along_mean: bool = False
@@ -27,10 +28,10 @@ class LateShare:
 
     It keeps all of its progress while it is away (:mod:`diloco.protocol.round_weights`), for
     :data:`HUNG_AFTER` rounds at most. Otherwise it drops the component along the mean of the round,
-    the direction in which the others moved, and keeps the rest in the first round of the fragment
-    that it misses, and the share ``late_keep`` of it in each further one. A replica that is cut off
-    from the store counts as dead, so that no plan names it. It is away as well if most of the
-    others continued without it: none of them left room for it.
+    the direction in which the others moved, and keeps the rest: all of one round of work, and the
+    share ``late_keep`` if it has missed more. A replica that is cut off from the store counts as
+    dead, so that no plan names it. It is away as well if most of the others continued without it:
+    none of them left room for it.
     """
 
     def __init__(self, replica: int, settings: GroupSettings) -> None:
@@ -50,8 +51,7 @@ class LateShare:
             return NOTHING
         if self._is_away and can_be_away(self._settings) and self._missed <= HUNG_AFTER:
             return ALL
-        is_first = 1 <= self._missed <= self._settings.num_fragments  # of the round's fragment
-        return Kept(1.0 if is_first else self._settings.late_keep)
+        return Kept(self._settings.late_keep)
 
     def _follow(self, plan: Plan | None) -> None:
         self._missed += 1

@@ -161,21 +161,23 @@ class LocalProgress:
     ) -> Tensor:
         """Return the progress that a replica keeps after a round without it, (n,).
 
-        Of the contributed progress ``d = snapshot - base``: ``keep.share * (d + c * mean)``, where
+        Of the contributed progress ``d = snapshot - base``: ``share * (d + c * mean)``, where
         ``-c * mean`` is its component along the mean pseudo-gradient (n,) of the round, c >= 0, and
         c = 0 to keep that too. And all steps after the snapshot, which no round has missed. Reuses
         the memory of the gradient.
         """
         if own is None:
             gradient = self.state.drift(fragment).neg_()
+            rounds = self.counter.rounds_since_base(fragment)
         elif self.is_discarded(own):
             return self.state.put_drift(own.gradient, fragment)
         else:
-            gradient = own.gradient
+            gradient, rounds = own.gradient, own.work.rounds
         c = 0.0 if keep.along_mean else self._along(mean, gradient, fragment)
-        dropped = gradient.mul_(1 - keep.share)
+        share = keep.share if rounds > 1 else 1.0
+        dropped = gradient.mul_(1 - share)
         if c > 0:
-            add_scaled(dropped, mean, keep.share * c)
+            add_scaled(dropped, mean, share * c)
         return self.state.put_drift(dropped, fragment, add=True)
 
     def _along(self, mean: Tensor, gradient: Tensor, fragment: int) -> float:

@@ -15,8 +15,7 @@ from tests.diloco.exchange.planned import planned
 
 SETTINGS = GroupSettings(late_keep=0.25)
 ME = 3
-FIRST, LATER = Kept(1.0), Kept(0.25)
-"""Without the component along the mean, in the first missed round and in each further one."""
+SHARE = Kept(0.25)
 
 
 def plan(
@@ -51,27 +50,23 @@ def share() -> LateShare:
     return share
 
 
-def test_a_late_replica_keeps_the_share_of_the_settings_after_the_first_round(
-    share: LateShare,
-) -> None:
-    for missed, kept in enumerate([FIRST, LATER, LATER], start=1):
-        assert share.of(plan(0, 1, 2, late=late(missed, away=False))) == kept
-    share.of(plan(0, 1, 2, ME))
-    assert share.of(plan(0, 1, 2, late=late(1, away=False))) == FIRST
+def test_a_late_replica_keeps_the_share_of_the_settings(share: LateShare) -> None:
+    for missed in range(1, 4):
+        assert share.of(plan(0, 1, 2, late=late(missed, away=False))) == SHARE
 
 
 def test_a_replica_that_is_away_keeps_all_for_some_rounds(share: LateShare) -> None:
     kept = [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, HUNG_AFTER + 3)]
-    assert kept == [ALL] * HUNG_AFTER + [LATER] * 2
+    assert kept == [ALL] * HUNG_AFTER + [SHARE] * 2
 
 
 def test_a_replica_is_away_only_by_the_plan_of_the_round(share: LateShare) -> None:
     assert share.of(plan(0, 1, 2, late=late(1, away=True))) == ALL
-    assert share.of(plan(0, 1, late=late(2, away=False))) == LATER, "others are late too"
+    assert share.of(plan(0, 1, late=late(2, away=False))) == SHARE, "others are late too"
     assert share.of(plan(0, 1, late=late(3, away=True))) == ALL
-    assert share.of(plan(0, 1, 2, refused=[ME])) == LATER
+    assert share.of(plan(0, 1, 2, refused=[ME])) == SHARE
     assert share.of(plan(0, 1, 2, late=late(1, away=True))) == ALL
-    assert share.of(plan(0, 1, 2, ME)) == LATER, "its contribution cannot be read here"
+    assert share.of(plan(0, 1, 2, ME)) == SHARE, "its contribution cannot be read here"
 
 
 @pytest.mark.parametrize("listed", [0, 1, 3])
@@ -81,53 +76,47 @@ def test_a_replica_that_is_cut_off_is_away_while_the_others_continue(
     """It counts as dead after some rounds, in which it was late, or at once."""
     missed = range(1, HUNG_AFTER + 3)
     kept = [share.of(plan(0, 1, 2, late=late(m, away=True) if m <= listed else ())) for m in missed]
-    assert kept == [ALL] * HUNG_AFTER + [LATER] * 2
+    assert kept == [ALL] * HUNG_AFTER + [SHARE] * 2
 
 
 def test_a_replica_that_was_cut_off_with_others_keeps_the_share(share: LateShare) -> None:
-    assert share.of(plan(0, 1)) == FIRST
-    assert share.of(plan(0, 1, 2)) == LATER
+    assert share.of(plan(0, 1)) == SHARE
+    assert share.of(plan(0, 1, 2)) == SHARE
 
 
 def test_replicas_that_join_do_not_replace_those_that_were_cut_off(share: LateShare) -> None:
-    assert share.of(plan(0, 1, 4, 5, 6, 7)) == FIRST
+    assert share.of(plan(0, 1, 4, 5, 6, 7)) == SHARE
 
 
 def test_the_rounds_of_one_absence_are_counted_together(share: LateShare) -> None:
     """A plan counts those since it listed the replica."""
     kept = [share.of(plan(0, 1, 2)) for _ in range(HUNG_AFTER)]
     kept += [share.of(plan(0, 1, 2, late=late(m, away=True))) for m in range(1, 4)]
-    assert kept == [ALL] * HUNG_AFTER + [LATER] * 3
+    assert kept == [ALL] * HUNG_AFTER + [SHARE] * 3
 
 
 @pytest.mark.parametrize("changes", [{"num_fragments": 2}, {"outlier_z": 4.0}])
 def test_with_fragments_or_an_outlier_limit_the_share_is_kept(changes: dict[str, float]) -> None:
     share = LateShare(ME, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]
     share.of(plan(0, 1, 2, ME))
-    assert share.of(plan(0, 1, 2)) == FIRST
-
-
-def test_the_first_missed_round_of_each_fragment_is_a_first_one() -> None:
-    share = LateShare(ME, dataclasses.replace(SETTINGS, num_fragments=2))
-    kept = [share.of(plan(0, 1, 2, late=late(m, away=False))) for m in range(1, 5)]
-    assert kept == [FIRST, FIRST, LATER, LATER]
+    assert share.of(plan(0, 1, 2)) == SHARE
 
 
 def test_a_replica_that_was_cut_off_from_an_unsteady_group_keeps_the_share(
     share: LateShare,
 ) -> None:
     kept = [share.of(plan(0, 1, 2, steady_rounds=STEADY_ROUNDS - 1 + n)) for n in range(3)]
-    assert kept == [FIRST, LATER, LATER]
-    assert share.of(plan(0, 1, 2, ME)) == LATER, "its contribution cannot be read here"
+    assert kept == [SHARE] * 3
+    assert share.of(plan(0, 1, 2, ME)) == SHARE, "its contribution cannot be read here"
     assert share.of(plan(0, 1, 2)) == ALL, "the group is steady now"
 
 
 def test_without_a_plan_or_before_the_first_contribution_no_replica_is_away(
     share: LateShare,
 ) -> None:
-    assert share.of(None) == FIRST
-    assert share.of(plan(0, 1, 2)) == LATER
-    assert LateShare(ME, SETTINGS).of(plan(0, 1, 2)) == FIRST
+    assert share.of(None) == SHARE
+    assert share.of(plan(0, 1, 2)) == SHARE
+    assert LateShare(ME, SETTINGS).of(plan(0, 1, 2)) == SHARE
 
 
 @pytest.mark.parametrize(

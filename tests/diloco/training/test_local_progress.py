@@ -20,8 +20,10 @@ from diloco.protocol.settings import GroupSettings
 from diloco.training.checkpoint import Restored
 from diloco.training.late_share import ALL, Kept
 from diloco.training.local_progress import LocalProgress
+from diloco.training.replica_state import EarlyContribution
 
 ME = Identity(replica=0, incarnation="00001-00000000")
+EARLIER = Identity(replica=0, incarnation="00000-00000000")
 OTHER = Identity(replica=1, incarnation="00001-00000000")
 NUMEL = 40
 ALPHA = 0.3
@@ -119,9 +121,10 @@ def test_a_contributor_keeps_alpha_of_its_later_progress(codec: str, discarded: 
 
 @pytest.mark.parametrize("codec", ["fp32", "topk"])
 @pytest.mark.parametrize("contributed", [True, False])
-@pytest.mark.parametrize("keep", [Kept(1.0), Kept(0.25), ALL], ids=str)
+@pytest.mark.parametrize("keep", [Kept(0.25), ALL], ids=["share", "all"])
+@pytest.mark.parametrize("rounds", [1, 2])
 def test_a_late_replica_keeps_its_work_without_the_component_along_the_mean(
-    codec: str, contributed: bool, keep: Kept
+    codec: str, contributed: bool, keep: Kept, rounds: int
 ) -> None:
     """Steps after the contributed snapshot were not missed, so they are kept whole."""
     harness = ProgressHarness(codec=codec)
@@ -129,26 +132,40 @@ def test_a_late_replica_keeps_its_work_without_the_component_along_the_mean(
     mean = vector(99)
     harness.step(vector(1) + before - 0.5 * mean)  # descends along the mean
     missed = harness.local() - before
-    opened = harness.open() if contributed else None
+    opened = None
+    for _ in range(rounds):
+        opened = harness.open()
     if contributed:
         harness.step(harness.local() + vector(2))
-    outcome = harness.progress.apply(commit(1, OTHER), Merged(vector=mean), opened, keep=keep)
+    own = opened if contributed else None
+    outcome = harness.progress.apply(commit(1, OTHER), Merged(vector=mean), own, keep=keep)
     assert outcome == "late"
     kept = missed.clone()
-    if not keep.along_mean:
+    if keep is not ALL:
         along = float(missed @ mean / (mean @ mean))
         assert along < -0.1
-        kept -= along * mean
+        kept = (kept - along * mean) * (0.25 if rounds > 1 else 1.0)
     since = vector(2) if contributed else torch.zeros(NUMEL)
-    torch.testing.assert_close(harness.local(), harness.weights() + keep.share * kept + since)
+    torch.testing.assert_close(harness.local(), harness.weights() + kept + since)
     assert harness.progress.residuals.of == [None], "the local weights still have it"
 
 
-@pytest.mark.parametrize("mean", [-vector(1), torch.zeros(NUMEL), torch.full((NUMEL,), 1e38)])
+@pytest.mark.parametrize("mean", [-vector(1), torch.zeros(NUMEL)], ids=["opposite", "zero"])
 def test_work_in_no_direction_of_the_mean_is_kept_whole(mean: Tensor) -> None:
-    """The replica moved by ``-vector(1)``: away from the mean, or the mean has no direction."""
     harness = ProgressHarness()
     before = harness.weights().clone()
     harness.step(before - vector(1))
-    harness.progress.apply(commit(1, OTHER), Merged(vector=mean), None, keep=Kept(1.0))
+    harness.progress.apply(commit(1, OTHER), Merged(vector=mean), None, keep=Kept(0.5))
     torch.testing.assert_close(harness.local(), harness.weights() - vector(1))
+
+
+def test_all_work_is_kept_beside_an_early_contribution() -> None:
+    """The round includes the contribution of an earlier process of this replica."""
+    harness = ProgressHarness()
+    before = harness.weights().clone()
+    harness.progress.early[1] = EarlyContribution(incarnation=EARLIER.incarnation, residual=None)
+    harness.step(before - vector(99))
+    harness.open()
+    harness.open()
+    harness.progress.apply(commit(1, EARLIER), Merged(vector=vector(99)), None, keep=Kept(0.5))
+    torch.testing.assert_close(harness.local(), harness.weights() - vector(99))
