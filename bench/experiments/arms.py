@@ -370,7 +370,7 @@ WHOLE_ROOM: tuple[Arm, ...] = tuple(
     if 0 < arm.late_keep < 1 and not arm.cut_off and arm.outage in (None, OUTAGE)
 )
 """Late work when each of eight missed rounds left the room of a whole replica; now the room shrinks
-with the missed rounds. With ``late_keep`` 0 and 1 both rules are the same."""
+with the missed rounds."""
 
 ALWAYS_ROOM: tuple[Arm, ...] = tuple(
     _earlier_rule(arm, "always room") for arm in LATE if arm.outage and arm.late_keep == 0.5

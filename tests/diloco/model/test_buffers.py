@@ -116,8 +116,10 @@ def test_a_refused_codec_makes_a_variance_negative(name: str) -> None:
     assert (base - codec.decode(codec.encode(change), 64)).min() < 0
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["overlap", "late"])
-def test_no_progress_is_added_to_an_averaged_buffer(is_late: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_late", "bias"), [(False, 0.0), (True, 0.0), (True, 1.0)], ids=["overlap", "late", "along"]
+)
+def test_no_progress_is_added_to_an_averaged_buffer(is_late: bool, bias: float) -> None:
     """Both the group and this replica saw the variance fall from 10 to 1: adding its own progress
     to the group's would give -0.5 or less."""
     model = nn.BatchNorm1d(2)
@@ -152,10 +154,16 @@ def test_no_progress_is_added_to_an_averaged_buffer(is_late: bool) -> None:
         wall_s=0.0,
     )
     zeros = {name: torch.zeros(2) for name in named}
-    change = layout.join({**zeros, "running_var": torch.full((2,), 6.0)})
+    mean = {"running_var": torch.full((2,), 6.0), "bias": torch.full((2,), bias)}
+    change = layout.join({**zeros, **mean})
     progress.apply(commit, Merged(vector=change, present=2 / 3), opened, keep=Kept(0.5))
     assert model.running_var.tolist() == [1.0, 1.0]  # type: ignore[union-attr, operator]
-    assert model.bias.tolist() != [0.0, 0.0], "parameters keep their progress"
+    assert progress.state.weights is not None
+    kept = (layout.read() - progress.state.weights).tolist()
+    progress_of_bias = 0.0 if bias else -2.0 if is_late else -1.0
+    of_bias = {**zeros, "bias": torch.full((2,), progress_of_bias), "running_var": torch.zeros(2)}
+    expected = layout.join(of_bias)
+    assert kept == expected.tolist(), "parameters keep what is not along their mean"
 
 
 def test_the_first_step_of_a_group_refuses_a_changed_buffer(tmp_path: Path) -> None:
