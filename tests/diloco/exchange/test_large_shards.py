@@ -129,10 +129,23 @@ def test_the_first_shard_is_stored_before_the_second(store: Counted, plan: Plan)
 
 
 @pytest.mark.usefixtures("waits")
-def test_listed_shards_are_read_once_before_the_commit(store: Counted, plan: Plan) -> None:
-    """The second listing has all shards. Own ones are not read."""
+def test_listed_shards_are_read_once_before_the_commit(
+    store: Counted, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second listing has all shards. Own ones are not read. The last one is stored once the
+    first listed shard has been read."""
     digests = reduction(store, plan).store_shards([1, 3])
     own = reduction(store, plan)
+    may_store = store.may_store["reduced/00002."] = threading.Event()
+    get_range = store.get_range
+
+    def read(key: str, start: int, length: int) -> bytes:
+        content = get_range(key, start, length)
+        if store.reads["reduced/00001"] == 2:
+            may_store.set()
+        return content
+
+    monkeypatch.setattr(store, "get_range", read)
     listings = iter(({1: (digests[1],), 9: ("a",)}, None))
     digests |= own.store_shards([0, 2], listed=lambda: next(listings) or listing(store))
     assert store.reads["reduced/00001"] == 2
